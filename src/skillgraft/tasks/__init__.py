@@ -1,0 +1,27 @@
+"""Tasks as data: what is asked, of which rows, and which rows train, validate and test.
+
+task = load_task("sst2")                        # or "reviews.toml"; `catalogue()` lists the names
+split = training_split(task, shots=64, seed=0)  # every row is checked before any model is loaded
+"""
+
+from skillgraft.tasks.examples import Examples
+from skillgraft.tasks.load import read_examples
+from skillgraft.tasks.prompt import Prompt, Template
+from skillgraft.tasks.splits import Split, test_split, training_split
+from skillgraft.tasks.task import Describe, Origin, Task
+from skillgraft.tasks.task_file import catalogue, load_task
+
+__all__ = [
+    "Describe",
+    "Examples",
+    "Origin",
+    "Prompt",
+    "Split",
+    "Task",
+    "Template",
+    "catalogue",
+    "load_task",
+    "read_examples",
+    "test_split",
+    "training_split",
+]

@@ -1,0 +1,193 @@
+"""Reading a split of a task: every row is checked here, before any model is loaded.
+
+What is refused names file, row and column: a missing column, a text that is none, a label that is missing or unknown, a
+multiple-choice row whose label points past its choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skillgraft.errors import DataError, InputError, listed
+from skillgraft.tasks.examples import Examples
+from skillgraft.tasks.image_files import pixels
+from skillgraft.tasks.prompt import CHOICES
+from skillgraft.tasks.sources import origin_of, read_table
+from skillgraft.tasks.table import Column, Table, shown
+from skillgraft.tasks.task import Origin, SplitName, Task
+
+
+def read_examples(task: Task, split: SplitName) -> Examples:
+    """All rows of a split, its sources one after the other."""
+    origin = origin_of(task)
+    sources = origin.sources(split)
+    if not sources:
+        raise InputError(f"task {task.name!r} has no {split!r} source; name one in its file")
+    parts = [_examples(task, origin, read_table(source, _paths(task, origin))) for source in sources]
+    whole = parts[0] if len(parts) == 1 else _concatenated(parts)
+    if not len(whole):
+        raise DataError(f"{listed(sources)}: all {whole.ignored} rows have labels in 'ignore_labels'; none is left")
+    return whole
+
+
+def _paths(task: Task, origin: Origin) -> tuple[str, ...]:
+    return tuple(chain.from_iterable(_source_columns(origin, field) for field in (*task.fields, task.label)))
+
+
+def _source_columns(origin: Origin, field: str) -> tuple[str, ...]:
+    return origin.columns.get(field, (field,))
+
+
+def _examples(task: Task, origin: Origin, table: Table) -> Examples:
+    columns: dict[str, Any] = {name: _inputs(task, table, _source_columns(origin, name)) for name in task.inputs}
+    if task.kind == "choice":
+        columns[CHOICES] = _choices(table, _source_columns(origin, CHOICES))
+        labels = _positions(task, origin, table, columns[CHOICES])
+    else:
+        labels = _class_indices(task, origin, table)
+    kept = np.flatnonzero(labels >= 0)
+    every = Examples(task.name, columns, labels, task.labels, ignored=len(labels) - len(kept))
+    return every if len(kept) == len(labels) else every.select(kept)
+
+
+def _inputs(task: Task, table: Table, paths: tuple[str, ...]) -> Column:
+    if task.kind == "image":
+        return _images(table, paths[0])
+    texts = [_texts(table, path) for path in paths]
+    return texts[0] if len(texts) == 1 else tuple(map(" ".join, zip(*texts, strict=True)))
+
+
+def _texts(table: Table, path: str) -> tuple[str, ...]:
+    column = table.column(path)
+    for index, value in enumerate(column):
+        if not isinstance(value, str):
+            raise table.wrong(index, path, f"expected text; found {shown(value)}")
+    texts = tuple(column)
+    _check_encodable(table, path, texts)
+    return texts
+
+
+def _check_encodable(table: Table, path: str, texts: Sequence[str]) -> None:
+    """JSON can spell half of a surrogate pair, which no tokenizer accepts."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        for index, text in enumerate(texts):
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise table.wrong(index, path, f"half a character (a lone surrogate): {shown(text)}") from None
+
+
+def _images(table: Table, path: str) -> Column:
+    column = table.column(path)
+    if isinstance(column, np.ndarray):
+        return column
+    images = [pixels(value) for value in column]
+    for index, image in enumerate(images):
+        if image is None:
+            raise table.wrong(index, path, f"expected an image; found {shown(column[index])}")
+    return tuple(images)
+
+
+def _choices(table: Table, paths: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Each row's choices: a list in one column, or one choice from each of several columns."""
+    if len(paths) > 1:
+        return tuple(zip(*(_texts(table, path) for path in paths), strict=True))
+    rows = table.column(paths[0])
+    for index, row in enumerate(rows):
+        if not isinstance(row, list | tuple) or len(row) < 2 or not all(isinstance(choice, str) for choice in row):
+            raise table.wrong(index, paths[0], f"expected a list of at least two texts; found {shown(row)}")
+    _check_encodable(table, paths[0], [" ".join(row) for row in rows])
+    return tuple(map(tuple, rows))
+
+
+def _positions(task: Task, origin: Origin, table: Table, choices: Sequence[Sequence[str]]) -> NDArray[np.int64]:
+    path = _source_columns(origin, task.label)[0]
+    names = _names(origin, table, path) or tuple(str(i) for i in range(max(map(len, choices))))
+    labels = _indices(table, path, _Labels(names, names, task.ignore_labels))
+    for index, (label, row) in enumerate(zip(labels.tolist(), choices, strict=True)):
+        if label >= len(row):
+            found = f"choice number {label} (from 0)"
+            raise table.wrong(index, path, f"the label says {found}, but the row has {len(row)} choices")
+    return labels
+
+
+def _class_indices(task: Task, origin: Origin, table: Table) -> NDArray[np.int64]:
+    path = _source_columns(origin, task.label)[0]
+    return _indices(table, path, _Labels(task.labels, _names(origin, table, path), task.ignore_labels))
+
+
+def _names(origin: Origin, table: Table, path: str) -> tuple[str, ...]:
+    """The names behind the source's integers. A source that states the same names in its own order is believed."""
+    stated = table.class_names.get(path, ())
+    if stated and origin.data_labels and len(stated) != len(origin.data_labels):
+        raise DataError(
+            f"{table.source}, column {path!r}: it states {len(stated)} classes ({listed(stated)}), "
+            f"but the task {len(origin.data_labels)} ({listed(origin.data_labels)})"
+        )
+    return stated if set(stated) == set(origin.data_labels) else origin.data_labels
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """What a label cell can mean: the task's labels in order, the names behind the data's integers, those to ignore."""
+
+    labels: tuple[str, ...]
+    names: tuple[str, ...]
+    ignored: frozenset[str]
+
+    def number(self, cell: Any) -> int | None:
+        """The cell's place among the labels, -1 if it is to be ignored, None if it is unknown."""
+        name = self._name(cell)
+        if name in self.ignored:
+            return -1
+        return self.labels.index(name) if name in self.labels else None
+
+    def _name(self, cell: Any) -> str:
+        """A name as it is; a number, perhaps spelled out as in a CSV, as the name behind it."""
+        if isinstance(cell, str) and (cell in self.names or not cell.isdecimal()):
+            return cell
+        try:
+            number = int(cell)
+        except (ValueError, OverflowError):
+            return str(cell)
+        return self.names[number] if number == float(cell) and 0 <= number < len(self.names) else str(cell)
+
+
+def _indices(table: Table, path: str, labels: _Labels) -> NDArray[np.int64]:
+    """Every row's label number; -1 for a label to ignore."""
+    known: dict[Any, int] = {}  # few labels, many rows: each spelling is looked up once
+    numbers = np.empty(len(table), np.int64)
+    for index, cell in enumerate(table.column(path)):
+        if not isinstance(cell, str | int | float | np.number) or cell == "" or cell != cell:
+            raise table.wrong(index, path, f"the label is missing; found {shown(cell)}")
+        if cell not in known:
+            number = labels.number(cell)
+            if number is None:
+                expected = f"expected {listed(labels.labels, most=10)}, or a number from 0 to {len(labels.names) - 1}"
+                raise table.wrong(index, path, f"unknown label {shown(cell)}; {expected}")
+            known[cell] = number
+        numbers[index] = known[cell]
+    return numbers
+
+
+def _concatenated(parts: Sequence[Examples]) -> Examples:
+    return Examples(
+        task=parts[0].task,
+        columns={name: _joined([part.columns[name] for part in parts]) for name in parts[0].columns},
+        labels=np.concatenate([part.labels for part in parts]),
+        label_names=parts[0].label_names,
+        ignored=sum(part.ignored for part in parts),
+    )
+
+
+def _joined(columns: Sequence[Any]) -> Column:
+    arrays = [column for column in columns if isinstance(column, np.ndarray)]
+    if len(arrays) == len(columns) and len({array.shape[1:] for array in arrays}) == 1:
+        return np.concatenate(arrays)
+    return tuple(chain.from_iterable(columns))

@@ -1,0 +1,80 @@
+"""A task as a value: where its rows are, what its labels mean, how a model is asked, how it is scored.
+
+Nothing here reads data; `task_file.load_task` makes a `Task` from a small TOML file and `load.read_examples` reads its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from skillgraft.tasks.prompt import CHOICES, Prompt, Row, Template
+
+Kind = Literal["text", "choice", "image"]
+Metric = Literal["accuracy", "f1"]
+PromptKind = Literal["masked", "causal", "choice"]
+SplitName = Literal["train", "test", "validation"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where rows come from: sources per split, our field → the source's columns, the names behind integer labels."""
+
+    train: tuple[str, ...] = ()
+    test: tuple[str, ...] = ()
+    validation: tuple[str, ...] = ()
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    data_labels: tuple[str, ...] = ()
+
+    def sources(self, split: SplitName) -> tuple[str, ...]:
+        """The sources of one split; several are read one after the other."""
+        return {"train": self.train, "test": self.test, "validation": self.validation}[split]
+
+
+@dataclass(frozen=True)
+class Describe:
+    """What the frozen text head embeds: the input as one text, and a text for each label (or for each row's choices)."""
+
+    input: Template | None = None
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+    choice: Template | None = None
+    template: Template | None = None
+
+    def label_texts(self, label: str) -> tuple[str, ...]:
+        """Every text that stands for a label; a head averages their embeddings, as P2 does."""
+        filled = (self.template.render({"label": label}),) if self.template else ()
+        return (*filled, self.descriptions[label]) if label in self.descriptions else filled
+
+    def choice_texts(self, row: Row) -> tuple[str, ...]:
+        """One text per choice of a multiple-choice row."""
+        if self.choice is None:
+            return ()
+        return tuple(self.choice.render({**row, "choice": choice}) for choice in row[CHOICES])
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task. `labels` is empty for multiple choice, where a label is a position among the row's own choices.
+
+    `metric` "f1" is the F1 of label 1. Rows whose label is in `ignore_labels` are dropped and counted.
+    `hub` replaces `data` where `data` lies below SKILLGRAFT_DATA and that is not set.
+    """
+
+    name: str
+    kind: Kind
+    inputs: tuple[str, ...]
+    data: Origin
+    label: str = "label"
+    labels: tuple[str, ...] = ()
+    ignore_labels: frozenset[str] = frozenset()
+    metric: Metric = "accuracy"
+    max_length: int = 128
+    prompts: Mapping[PromptKind, Prompt] = field(default_factory=dict)
+    describe: Describe | None = None
+    hub: Origin | None = None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The columns that a row of this task has: inputs, then choices."""
+        return (*self.inputs, CHOICES) if self.kind == "choice" else self.inputs

@@ -1,0 +1,153 @@
+"""Task files: small TOML files, from the catalogue or from a user, checked in full before any data are read.
+
+load_task("sst2")                 one of `catalogue()`
+load_task("my/reviews.toml")      its own file; paths in it are beside it
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+from skillgraft.errors import InputError, did_you_mean, listed
+from skillgraft.tasks.prompt import CHOICES, MASK
+from skillgraft.tasks.section import Section
+from skillgraft.tasks.task import Kind, Metric, Origin, Task
+from skillgraft.tasks.wording import with_wording
+
+CATALOGUE = Path(__file__).parent / "catalogue"
+DEFAULT_MAX_LENGTH = 128  # P1 A.1, masked prompts
+REMOTE = ("hf:", "data:")
+
+ORIGIN_KEYS = ("train", "test", "validation", "columns", "data_labels")
+TASK_KEYS = (
+    *("name", *ORIGIN_KEYS, "text", "image", "choices", "label", "labels", "ignore_labels", "metric", "max_length"),
+    *("prompt", "describe", "hub"),
+)
+
+
+def catalogue() -> list[str]:
+    """The names of the tasks that come with skillgraft, sorted."""
+    return sorted(path.stem for path in CATALOGUE.glob("*.toml"))
+
+
+def load_task(name_or_path: str | Path) -> Task:
+    """The task of that catalogue name, or of that `.toml` file."""
+    path = Path(name_or_path)
+    if path.suffix == ".toml":
+        return _task(Section.of_file(path.absolute()))
+    if str(name_or_path) not in catalogue():
+        raise InputError(
+            f"no task {str(name_or_path)!r}: {did_you_mean(str(name_or_path), catalogue())}; or give a .toml file"
+        )
+    return _task(Section.of_file(CATALOGUE / f"{name_or_path}.toml"))
+
+
+def _task(top: Section) -> Task:
+    top.only(TASK_KEYS)
+    kind, inputs = _kind_and_inputs(top)
+    labels, choices = _labels(top, kind), top.texts(CHOICES)
+    task = Task(
+        name=top.text("name"),
+        kind=kind,
+        inputs=inputs,
+        data=_origin(top, labels, choices),
+        label=top.text("label", "label"),
+        labels=labels,
+        ignore_labels=_ignored(top),
+        metric=_metric(top, labels),
+        max_length=top.count("max_length", DEFAULT_MAX_LENGTH),
+        hub=_hub(top, labels, choices),
+    )
+    _check_columns(top, task)
+    return with_wording(task, top)
+
+
+def _kind_and_inputs(top: Section) -> tuple[Kind, tuple[str, ...]]:
+    text, image = top.texts("text"), top.texts("image")
+    if bool(text) == bool(image):
+        raise top.wrong("exactly one of 'text' (one column or several) and 'image' (one column) is needed")
+    if image:
+        if len(image) > 1 or "choices" in top.values:
+            raise top.wrong("an image task has one 'image' column and no 'choices'")
+        return "image", image
+    return ("choice" if "choices" in top.values else "text"), text
+
+
+def _labels(top: Section, kind: Kind) -> tuple[str, ...]:
+    labels = top.texts("labels")
+    if kind == "choice" and labels:
+        raise top.wrong(
+            "'labels' and 'choices' exclude each other: in multiple choice the row's choices are the labels"
+        )
+    if kind != "choice" and len(labels) < 2:
+        raise top.wrong(f"'labels' must list at least two names; found {list(labels)}")
+    if len(set(labels)) < len(labels):
+        raise top.wrong(f"'labels' names a label twice: {list(labels)}")
+    return labels
+
+
+def _ignored(top: Section) -> frozenset[str]:
+    """Names, or numbers that no label has (-1 marks "no gold label" in some datasets)."""
+    given = top.values.get("ignore_labels", [])
+    if not isinstance(given, list) or not all(isinstance(item, str | int) for item in given):
+        raise top.wrong(f"'ignore_labels' must be a list of names or numbers; found {given!r}")
+    return frozenset(str(item) for item in given)
+
+
+def _metric(top: Section, labels: tuple[str, ...]) -> Metric:
+    names: tuple[Metric, ...] = get_args(Metric)
+    given = top.text("metric", "accuracy")
+    if given == "f1" and len(labels) != 2:
+        raise top.wrong(f"metric 'f1' is of label 1 of two labels; this task has {len(labels)}")
+    for name in names:
+        if name == given:
+            return name
+    raise top.wrong(f"no metric {given!r}: {did_you_mean(given, names)}")
+
+
+def _origin(section: Section, labels: tuple[str, ...], choices: tuple[str, ...]) -> Origin:
+    beside = partial(_resolved, folder=section.file.parent)
+    train, test, validation = (tuple(map(beside, section.texts(split))) for split in ("train", "test", "validation"))
+    if not (train or test):
+        raise section.wrong("neither 'train' nor 'test' names a source")
+    data_labels = section.texts("data_labels") or labels
+    missing = [label for label in labels if label not in data_labels]
+    if missing:
+        raise section.wrong(f"'data_labels' lacks {listed(missing)}; it must hold every name of 'labels'")
+    return Origin(train, test, validation, _columns(section, choices), data_labels)
+
+
+def _columns(section: Section, choices: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """our field → the source's column or columns; `choices` at the top of a file is short for it."""
+    table = section.section("columns")
+    columns = {field: table.texts(field) for field in table.values}
+    return {CHOICES: choices, **columns} if choices else columns
+
+
+def _resolved(source: str, folder: Path) -> str:
+    return source if source.startswith(REMOTE) else str(folder / source)
+
+
+def _hub(top: Section, labels: tuple[str, ...], choices: tuple[str, ...]) -> Origin | None:
+    if "hub" not in top.values:
+        return None
+    hub = top.section("hub")
+    hub.only(ORIGIN_KEYS)
+    return _origin(hub, labels, choices)
+
+
+def _check_columns(top: Section, task: Task) -> None:
+    if MASK in task.fields:
+        raise top.wrong(f"a column cannot be called {MASK!r} (use 'columns' to rename it): {{mask}} is the mask token")
+    known = (*task.fields, task.label)
+    if len(set(known)) < len(known):
+        raise top.wrong(f"a column has two roles: {listed(known)}")
+    for origin in filter(None, (task.data, task.hub)):
+        for field in origin.columns:
+            if field not in known:
+                raise top.wrong(f"'columns' renames to {field!r}, which is no field: {did_you_mean(field, known)}")
+        unknown = set(origin.data_labels) - set(task.labels) - task.ignore_labels
+        if task.labels and unknown:
+            raise top.wrong(f"'data_labels' has {listed(sorted(unknown))}: neither in 'labels' nor in 'ignore_labels'")
