@@ -79,6 +79,11 @@ def load_region(path: str | Path) -> Region:
     return _edge(Path(path), lambda file: _region(file, expected=(REGION, GRAFT)))
 
 
+def is_region_file(path: str | Path) -> bool:
+    """Whether a file is a region file (a graft file is not); the header alone tells."""
+    return TensorFile.open(Path(path), max_header_bytes=_MAX_HEADER_BYTES).metadata.get("format") == REGION
+
+
 def load_info(path: str | Path) -> tuple[str, Info]:
     """Base fingerprint and provenance of a graft or region file."""
     return _edge(Path(path), lambda file: (_fingerprint(file.metadata), _info(file.metadata)))

@@ -154,9 +154,10 @@ class _Labels:
             return cell
         try:
             number = int(cell)
-        except (ValueError, OverflowError):
-            return str(cell)
-        return self.names[number] if number == float(cell) and 0 <= number < len(self.names) else str(cell)
+            known = number == float(cell) and 0 <= number < len(self.names)
+        except (ValueError, OverflowError):  # infinite, or of hundreds of digits
+            known = False
+        return self.names[number] if known else str(cell)
 
 
 def _indices(table: Table, path: str, labels: _Labels) -> NDArray[np.int64]:

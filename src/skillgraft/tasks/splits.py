@@ -20,7 +20,7 @@ from skillgraft.tasks.load import read_examples
 from skillgraft.tasks.sources import origin_of
 from skillgraft.tasks.task import Task
 
-VALIDATION_FRACTION = 0.1  # P2: a tenth of the training rows, at most 5,000
+ROWS_PER_VALIDATION_ROW = 10  # P2: a tenth of the training rows, at most 5,000
 VALIDATION_MOST = 5_000
 SAMPLE_VALIDATION_MOST = 1_000
 
@@ -42,9 +42,8 @@ def training_split(task: Task, *, shots: int | None = None, rows: int | None = N
     _check_request(shots=shots, rows=rows, seed=seed)
     pool = read_examples(task, "train")
     apart = read_examples(task, "validation") if origin_of(task).validation else None
-    held_out = min(VALIDATION_MOST, math.ceil(len(pool) * VALIDATION_FRACTION), len(pool) - 1) if apart is None else 0
-    quota = _train_quota(pool, shots=shots, rows=rows, everything=len(pool) - held_out)
-    chosen = _sample(pool, quota, seed)
+    kept_back = _kept_back(len(pool)) if apart is None else 0
+    chosen = _sample(pool, _train_quota(pool, shots=shots, rows=rows, everything=len(pool) - kept_back), seed)
     train = pool.select(chosen)
     others = pool.select(np.setdiff1d(np.arange(len(pool)), chosen)) if apart is None else apart
     fresh = _without_shared(others, train)
@@ -63,6 +62,10 @@ def test_split(task: Task, *, rows: int | None = None, seed: int = 0) -> Example
 
 # pytest takes every function called test_… for a test, wherever it is imported
 test_split.__test__ = False  # type: ignore[attr-defined]
+
+
+def _kept_back(rows: int) -> int:
+    return min(VALIDATION_MOST, math.ceil(rows / ROWS_PER_VALIDATION_ROW), rows - 1)
 
 
 def _check_request(*, shots: int | None, rows: int | None, seed: int) -> None:

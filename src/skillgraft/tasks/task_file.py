@@ -69,14 +69,16 @@ def _kind_and_inputs(top: Section) -> tuple[Kind, tuple[str, ...]]:
     if bool(text) == bool(image):
         raise top.wrong("exactly one of 'text' (one column or several) and 'image' (one column) is needed")
     if image:
-        if len(image) > 1 or "choices" in top.values:
+        if len(image) > 1 or CHOICES in top.values:
             raise top.wrong("an image task has one 'image' column and no 'choices'")
         return "image", image
-    return ("choice" if "choices" in top.values else "text"), text
+    return ("choice" if CHOICES in top.values else "text"), text
 
 
 def _labels(top: Section, kind: Kind) -> tuple[str, ...]:
     labels = top.texts("labels")
+    if kind == "choice" and not top.texts(CHOICES):
+        raise top.wrong("'choices' names no column")
     if kind == "choice" and labels:
         raise top.wrong(
             "'labels' and 'choices' exclude each other: in multiple choice the row's choices are the labels"
@@ -145,9 +147,12 @@ def _check_columns(top: Section, task: Task) -> None:
     if len(set(known)) < len(known):
         raise top.wrong(f"a column has two roles: {listed(known)}")
     for origin in filter(None, (task.data, task.hub)):
-        for field in origin.columns:
+        for field, columns in origin.columns.items():
             if field not in known:
                 raise top.wrong(f"'columns' renames to {field!r}, which is no field: {did_you_mean(field, known)}")
+            several = task.kind != "image" and field != task.label
+            if not columns or (len(columns) > 1 and not several):
+                raise top.wrong(f"'columns': {field!r} needs one column; found {list(columns)}")
         unknown = set(origin.data_labels) - set(task.labels) - task.ignore_labels
         if task.labels and unknown:
             raise top.wrong(f"'data_labels' has {listed(sorted(unknown))}: neither in 'labels' nor in 'ignore_labels'")

@@ -29,6 +29,7 @@ def _prompts(task: Task, table: Section) -> Mapping[PromptKind, Prompt]:
         return {}
     if task.kind == "image":
         raise table.wrong("an image task has no prompt")
+    table.only((*PROMPT_KEYS, *KINDS))
     if not any(kind in table.values for kind in KINDS):
         prompt = _prompt(task, table)
         return {"masked" if prompt.template.masks else "causal": prompt}

@@ -1,0 +1,34 @@
+"""skillgraft apply"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from skillgraft.cli import output
+from skillgraft.cli.arguments import Base, GraftFiles, Head, Json, Out
+
+
+def run(
+    base: Base,
+    grafts: GraftFiles,
+    out: Out,
+    scale: Annotated[float, typer.Option(help="Times how much; negative takes a skill out of the model.")] = 1.0,
+    head: Head = None,
+    json: Json = False,
+) -> None:
+    """Write a copy of BASE with grafts on it; several are added up.
+
+    \b
+    Examples
+      skillgraft apply BASE skill.safetensors -o GRAFTED
+      skillgraft apply BASE a.safetensors b.safetensors --scale 0.5 -o BOTH
+    """
+    from skillgraft.surgery import Named, apply
+
+    named = [Named(output.load_graft(path), path.name) for path in grafts]
+    outcome = apply(base, named, out, scale=scale, head=output.load_graft(head) if head else None)
+    lines = [f"{out}: {outcome.entries:,} entries and {len(outcome.whole)} whole tensors written"]
+    lines += [f"left out, weights in another format: {', '.join(outcome.left_out)}"] if outcome.left_out else []
+    output.show(output.outcome(outcome), as_json=json, lines=lines)

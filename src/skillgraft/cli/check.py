@@ -1,0 +1,27 @@
+"""skillgraft check"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+
+from skillgraft.cli import output
+from skillgraft.cli.arguments import Base, GraftFile, Json
+
+
+def run(base: Base, graft: GraftFile, json: Json = False) -> None:
+    """Tell whether a graft fits a base, in seconds: headers and sites only. Exit code 2 if it does not.
+
+    \b
+    Example
+      skillgraft check BASE skill.safetensors
+    """
+    from skillgraft.surgery import check
+
+    report = check(base, output.load_graft(graft))
+    prints = "same fingerprint" if report.same_fingerprint else "another fingerprint, but the sites are what counts"
+    verdict = f"{graft} fits {base}: {report.entries:,} sites, {prints}" if report.fits else report.problem
+    output.show({"base": str(base), "graft": str(graft), **asdict(report)}, as_json=json, lines=[verdict])
+    if not report.fits:
+        raise typer.Exit(2)

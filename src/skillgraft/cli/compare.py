@@ -1,0 +1,31 @@
+"""skillgraft compare"""
+
+from __future__ import annotations
+
+from skillgraft.cli import output
+from skillgraft.cli.arguments import GraftFiles, Json
+from skillgraft.errors import InputError
+
+
+def run(grafts: GraftFiles, json: Json = False) -> None:
+    """Compare grafts of one base pair by pair: coverage, jaccard and cosine.
+
+    Row a, column b of the coverage: how much of b's region a's region contains.
+
+    \b
+    Example
+      skillgraft compare sst2.safetensors mr.safetensors qnli.safetensors
+    """
+    from skillgraft.comparison import compare
+
+    names = [path.stem for path in grafts]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in grafts]
+    if len(set(names)) < len(names):
+        raise InputError("a graft is named twice; compare different files")
+    facts = compare({name: output.load_graft(path) for name, path in zip(names, grafts, strict=True)})
+    lines: list[str] = []
+    for measure in ("coverage", "jaccard", "cosine"):
+        rows = [(name, *(f"{value:.3f}" for value in row)) for name, row in zip(names, facts[measure], strict=True)]
+        lines += [*output.columns(rows, header=[measure, *names]), ""]
+    output.show(facts, as_json=json, lines=lines[:-1])

@@ -1,0 +1,56 @@
+"""skillgraft inspect"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from skillgraft.cli import output
+from skillgraft.cli.arguments import Json
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="G", help="A graft or region file.")],
+    json: Json = False,
+) -> None:
+    """Show what is inside a graft or region file: how much, where, and how it was made.
+
+    \b
+    Examples
+      skillgraft inspect skill.safetensors
+      skillgraft inspect skill.safetensors --json
+    """
+    from skillgraft.comparison import describe, describe_region
+    from skillgraft.graft_file import is_region_file, load_info, load_region
+
+    facts: dict[str, Any] = {"file": str(file), "bytes": file.stat().st_size if file.exists() else 0}
+    if is_region_file(file):
+        fingerprint, info = load_info(file)
+        facts |= {**describe_region(load_region(file)), "base_fingerprint": fingerprint, "made": dict(info)}
+    else:
+        facts |= describe(output.load_graft(file))
+    output.show(facts, as_json=json, lines=_lines(facts))
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    entries, made = facts["entries"], facts["made"]
+    lines = [
+        f"{facts['file']}: {entries:,} entries, density {facts['density']:.2e} of {facts['scope']!r} "
+        f"({facts['scope_entries']:,} entries), {output.human_bytes(facts['bytes'])}"
+    ]
+    if "form" in facts:
+        lines.append(f"{facts['form']} form, scale {facts['scale']:g}, norm {facts['norm']:.4g}")
+    if facts.get("heads"):
+        lines.append("heads: " + ", ".join(f"{name} {shape}" for name, shape in facts["heads"].items()))
+    lines.append(f"base {made.get('base', 'unnamed')}, fingerprint {facts['base_fingerprint'][:16]}…")
+    for title, counts in (("by kind", facts["by_kind"]), ("by layer", facts["by_layer"])):
+        lines += ["", title, *output.columns([("  " + k, f"{n:,}", _share(n, entries)) for k, n in counts.items()])]
+    kept = {key: value for key, value in made.items() if key not in ("base", "versions")}
+    lines += ["", "made", *(f"  {key}: {value}" for key, value in kept.items())]
+    return lines
+
+
+def _share(count: int, entries: int) -> str:
+    return f"{100 * count / entries:.1f}%" if entries else "0.0%"

@@ -1,0 +1,89 @@
+"""How results are shown: one JSON object, or a few aligned lines; progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skillgraft.graft import Graft
+    from skillgraft.movement import Progress
+    from skillgraft.surgery import Outcome
+
+
+def show(result: Mapping[str, Any], *, as_json: bool, lines: Sequence[str]) -> None:
+    """Print the result for a machine or for a person."""
+    print(json.dumps(result, ensure_ascii=False, default=str) if as_json else "\n".join(lines))
+
+
+def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> list[str]:
+    """Rows as aligned lines; numbers to the right."""
+    table = (
+        [list(map(str, header)), *([str(cell) for cell in row] for row in rows)]
+        if header
+        else [[str(cell) for cell in row] for row in rows]
+    )
+    widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))] if table else []
+    right = [all(_is_number(row[place]) for row in table[bool(header) :]) for place in range(len(widths))]
+    return [
+        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
+        for row in table
+    ]
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(",", "").replace(".", "").replace("-", "").replace("e", "").replace("%", "").isdigit()
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def command_line() -> str:
+    """The command that made an artefact; folders of this machine shortened to their names."""
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
+    return shlex.join(["skillgraft", *words])
+
+
+def load_graft(path: Path) -> Graft:
+    from skillgraft.graft_file import load
+
+    return load(path)
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Progress]:
+    """A progress bar with time left on stderr; silent where stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield _silent
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    look = (TextColumn(title), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*look, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _silent(done: int, total: int) -> None:
+    """No progress: stderr goes to a file or a pipe."""
+
+
+def outcome(written: Outcome) -> dict[str, Any]:
+    """What apply and remove did, for machines."""
+    return {
+        "out": str(written.path),
+        "entries": written.entries,
+        "whole_tensors": list(written.whole),
+        "left_out": list(written.left_out),
+    }

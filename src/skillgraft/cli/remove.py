@@ -1,0 +1,30 @@
+"""skillgraft remove"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skillgraft.cli import output
+from skillgraft.cli.arguments import GraftFiles, Json, Out
+
+
+def run(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `skillgraft apply` wrote.")],
+    grafts: GraftFiles,
+    out: Out,
+    json: Json = False,
+) -> None:
+    """Write a copy of a grafted folder without these grafts: the old numbers come back bit for bit.
+
+    \b
+    Example
+      skillgraft remove GRAFTED skill.safetensors -o BACK
+    """
+    from skillgraft.surgery import Named, remove
+
+    outcome = remove(folder, [Named(output.load_graft(path), path.name) for path in grafts], out)
+    lines = [f"{out}: {outcome.entries:,} entries and {len(outcome.whole)} whole tensors put back"]
+    output.show(output.outcome(outcome), as_json=json, lines=lines)

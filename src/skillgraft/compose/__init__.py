@@ -1,0 +1,1 @@
+"""Several skills in one graft: combination rules."""

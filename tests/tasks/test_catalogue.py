@@ -1,0 +1,114 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from skillgraft.tasks import catalogue, load_task, splits, training_split
+
+from .making import tokenizer
+
+P1 = {"sst2", "mr", "cr", "mpqa", "subj", "trec", "ag_news", "snli", "mnli", "qnli", "rte", "mrpc", "qqp"}
+P2_LANGUAGE = {"qasc", "wikiqa", "quartz", "paws", "story_cloze", "winogrande", "wsc"}
+OUT_OF_DISTRIBUTION = {
+    *("imdb", "imdb_counterfactual", "yelp_sentences", "yelp_reviews", "amazon_polarity"),
+    *("uci_amazon", "uci_imdb", "uci_yelp", "mnli_01", "snli_01"),
+}
+NOT_SHIPPED = {"story_cloze", "svhn", "eurosat"}
+data_folder = os.environ.get("SKILLGRAFT_DATA")
+needs_data = pytest.mark.skipif(not data_folder, reason="SKILLGRAFT_DATA does not name the folder with the datasets")
+
+
+def test_the_papers_tasks_are_there() -> None:
+    assert set(catalogue()) >= P1 | P2_LANGUAGE | OUT_OF_DISTRIBUTION
+
+
+@pytest.mark.parametrize("name", catalogue())
+def test_every_task_parses(name: str) -> None:
+    task = load_task(name)
+    assert task.name == name
+    assert task.metric == ("f1" if name in {"mrpc", "qqp"} else "accuracy")
+    assert task.describe is not None
+    assert all(task.describe.label_texts(label) for label in task.labels)
+    if name in P1:
+        assert {"masked", "causal"} <= set(task.prompts)
+    if name in P2_LANGUAGE | {"rte"}:
+        assert "choice" in task.prompts
+
+
+@pytest.mark.parametrize("name", sorted(P1 | OUT_OF_DISTRIBUTION))
+def test_masked_words_are_bare_and_causal_words_keep_their_space(name: str) -> None:
+    prompts = load_task(name).prompts
+    assert all(word == word.strip() for word in prompts["masked"].words)
+    assert all(word.startswith(" ") for word in prompts["causal"].words)
+
+
+def test_words_by_meaning_where_the_papers_code_errs() -> None:
+    subj, trec = load_task("subj"), load_task("trec")
+    assert dict(zip(subj.labels, subj.prompts["causal"].words, strict=True)) == {
+        "subjective": " subject",
+        "objective": " object",
+    }
+    assert dict(zip(trec.labels, trec.prompts["masked"].words, strict=True))["DESC"] == "Description"
+
+
+def test_out_of_distribution_nli_has_qnlis_words_in_qnlis_order() -> None:
+    for name in ("mnli_01", "snli_01"):
+        task = load_task(name)
+        assert task.labels == ("entailment", "contradiction")
+        assert task.prompts["masked"].words == load_task("qnli").prompts["masked"].words == ("Yes", "No")
+
+
+@pytest.mark.parametrize("name", catalogue())
+def test_no_prompt_leaves_a_field_out(name: str) -> None:
+    task = load_task(name)
+    for prompt in task.prompts.values():
+        unused = set(task.fields) - set(prompt.template.fields)
+        assert not unused
+
+
+@needs_data
+@pytest.mark.parametrize("name", sorted(set(catalogue()) - NOT_SHIPPED))
+def test_every_task_with_data_loads_and_splits(name: str) -> None:
+    task = load_task(name)
+    split = training_split(task, shots=4, seed=1)
+    classes = max(1, len(task.labels))
+    assert (len(split.train), len(split.validation)) == (4 * classes, 4 * classes)
+    test = splits.test_split(task, rows=20)
+    assert len(test) == 20
+    for row in test.rows():
+        for kind, prompt in task.prompts.items():
+            filled = prompt.fit(row, tokenizer(), 400, mask="<mask>")
+            assert filled.count("<mask>") == (kind == "masked")
+            assert len(prompt.answers(row)) == (len(task.labels) or len(row["choices"]))
+
+
+@needs_data
+def test_every_dataset_has_a_task() -> None:
+    folders = {path.parent.name for path in Path(str(data_folder)).glob("*/card.json")}
+    assert folders <= set(catalogue())
+
+
+@needs_data
+def test_labels_are_those_of_the_cards() -> None:
+    import json
+
+    for path in Path(str(data_folder)).glob("*/card.json"):
+        task = load_task(path.parent.name)
+        if task.labels:
+            assert list(task.labels) == json.loads(path.read_text())["labels"]
+
+
+@needs_data
+def test_the_ignored_class_is_counted() -> None:
+    split = training_split(load_task("mnli_01"), shots=2)
+    assert split.train.ignored == 4096
+
+
+@needs_data
+def test_quartz_fills_its_blanks() -> None:
+    task = load_task("quartz")
+    for row in splits.test_split(task, rows=200).rows():
+        question = task.prompts["choice"].render(row).split("Question:\n\n")[1].split("\n\nParagraph")[0]
+        assert " or ".join(row["choices"]) in question
+        assert question.endswith("?")
+        assert question.count("_____") == max(0, row["question"].count("_____") - 1)
