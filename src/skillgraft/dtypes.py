@@ -52,6 +52,19 @@ def same_bits(a: Array, b: Array) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and bool((bits(a) == bits(b)).all())
 
 
+def frozen(array: Array) -> Array:
+    """The array itself where nobody can write to its memory, otherwise a read-only copy."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and not owner.flags.writeable:
+        owner = owner.base
+    # A read-only view can have a writeable owner; a mapped file shows up as a read-only memoryview.
+    if owner is None or (isinstance(owner, memoryview) and owner.readonly):
+        return array
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
 def all_finite(array: Array) -> bool:
     """False if any number is NaN or infinite; whole numbers are always finite."""
     return not is_float(array.dtype) or bool(np.isfinite(array).all())

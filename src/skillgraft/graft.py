@@ -24,10 +24,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from skillgraft.dtypes import Array, all_finite, bits, is_float, round_once, same_bits
+from skillgraft.dtypes import TAGS, Array, all_finite, bits, frozen, is_float, round_once, same_bits
 from skillgraft.errors import HeadConflict, InputError, WrongBase, listed
 from skillgraft.provenance import Info
 from skillgraft.region import Indices, Region, places
+from skillgraft.rounding import added, blended
 
 Arrays = Mapping[str, Array]
 
@@ -49,6 +50,8 @@ class Graft:
     info: Info = field(default_factory=Info)
 
     def __post_init__(self) -> None:
+        if self.form not in ("exact", "arithmetic"):
+            raise InputError(f"form must be 'exact' or 'arithmetic', found {self.form!r}")
         object.__setattr__(self, "scale", float(self.scale) + 0.0)  # -0.0 becomes 0.0, so that -(-g) == g
         if not math.isfinite(self.scale) or (self.form == "arithmetic" and self.scale != 1.0):
             raise InputError(f"scale must be a finite number (1 in the arithmetic form), found {self.scale}")
@@ -88,11 +91,11 @@ class Graft:
         """SHA-256 of what the graft does: sites, numbers, form, scale, heads, base. Provenance does not count."""
         sha = hashlib.sha256(f"{self.form} {self.scale!r} {self.base_fingerprint}\n".encode())
         for name, at in self.region.sites.items():
-            sha.update(f"{name} {len(at)} {self.before[name].dtype}\n".encode())
+            sha.update(f"{name!r} {len(at)} {self.before[name].dtype}\n".encode())
             for part in (at.astype("<i8"), self.before[name], self.change[name]):
                 sha.update(bits(part).data)
         for name, head in self.heads.items():
-            sha.update(f"head {name} {head.dtype} {head.shape}\n".encode())
+            sha.update(f"head {name!r} {head.dtype} {head.shape}\n".encode())
             sha.update(bits(np.ascontiguousarray(head).reshape(-1)).data)
         return sha.hexdigest()
 
@@ -109,7 +112,8 @@ class Graft:
         change = self.change[name].astype(np.float64)
         if self.form == "arithmetic":
             return change
-        return self.scale * (change - self.before[name].astype(np.float64))
+        with np.errstate(over="ignore"):  # infinities are refused where they would be written
+            return self.scale * (change - self.before[name].astype(np.float64))
 
     def written(self, name: str) -> Array:
         """The numbers that stand at this parameter's sites once the graft is applied, in the base's format.
@@ -120,8 +124,11 @@ class Graft:
         before = self.before[name]
         if self.form == "exact" and self.scale == 1.0:
             return self.change[name]
+        if self.form == "exact":
+            result = blended(before, self.change[name], scale=self.scale)
+        else:
+            result = added(before, self.change[name])
         delta = self.delta(name)
-        result = round_once(before.astype(np.float64) + delta, before.dtype)
         result = np.where(delta == 0.0, before, result)
         if not all_finite(result):
             worst = int(np.argmax(np.abs(delta)))
@@ -193,7 +200,7 @@ def total(grafts: Sequence[Graft], *, head: Graft | None = None) -> Graft:
         raise InputError("total() needs at least one graft, found none")
     if len(grafts) == 1 and head is None:
         return grafts[0]
-    ordered = sorted(grafts, key=lambda graft: graft.digest)
+    ordered = sorted(grafts, key=_order)
     first = ordered[0]
     for other in ordered[1:]:
         _check_same_base(first, other)
@@ -214,6 +221,12 @@ def total(grafts: Sequence[Graft], *, head: Graft | None = None) -> Graft:
         base_fingerprint=first.base_fingerprint,
         info=Info.agreed([graft.info for graft in ordered]),
     )
+
+
+def _order(graft: Graft) -> tuple[object, ...]:
+    """By content. The scope counts too: grafts that differ in it alone would otherwise stay in the list's order."""
+    scope = graft.region.scope
+    return graft.digest, scope.label, tuple(scope.shapes.items())
 
 
 def _check_same_base(a: Graft, b: Graft) -> None:
@@ -250,7 +263,7 @@ def _gather_change(name: str, at: Indices, grafts: Sequence[Graft], *, exact: bo
         for where, graft in parts:
             result[where] = graft.change[name]
         return result
-    summed = np.zeros(len(at))
+    summed = np.full(len(at), -0.0)  # -0.0 + x is x for every x; 0.0 + -0.0 is not
     for where, graft in parts:
         summed[where] += graft.delta(name)
     return round_once(summed, np.dtype(np.float32))
@@ -288,7 +301,11 @@ def _frozen(numbers: Arrays, region: Region, what: str) -> Arrays:
 
 
 def _frozen_heads(heads: Arrays) -> Arrays:
-    return MappingProxyType({name: _read_only(name, np.asarray(heads[name]), "head") for name in sorted(heads)})
+    checked = {name: _read_only(name, np.asarray(heads[name]), "head") for name in sorted(heads)}
+    for name, head in checked.items():
+        if head.dtype not in TAGS:
+            raise InputError(f"{name}: a head of {head.dtype} cannot be stored; known: {', '.join(map(str, TAGS))}")
+    return MappingProxyType(checked)
 
 
 def _read_only(name: str, array: Array, what: str) -> Array:
@@ -296,7 +313,4 @@ def _read_only(name: str, array: Array, what: str) -> Array:
         raise InputError(
             f"{name}: {int((~np.isfinite(array)).sum())} of {array.size} numbers ({what}) are NaN or infinite"
         )
-    if array.flags.writeable:
-        array = array.copy()
-        array.flags.writeable = False
-    return array
+    return frozen(array)

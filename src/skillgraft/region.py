@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from skillgraft.dtypes import frozen
 from skillgraft.errors import InputError, did_you_mean, listed
 from skillgraft.names import KINDS, in_layers, is_head, kind_of, layer_of, natural_key
 
@@ -122,6 +123,11 @@ class Region:
     @classmethod
     def from_masks(cls, scope: Scope, masks: Mapping[str, npt.NDArray[np.bool_]]) -> Region:
         """The entries where a boolean mask of the parameter's shape is true."""
+        for name, mask in masks.items():
+            if mask.shape != scope.shapes.get(name, mask.shape):
+                raise InputError(
+                    f"{name}: the mask has shape {list(mask.shape)}, the parameter {list(scope.shapes[name])}"
+                )
         return cls(scope, {name: np.flatnonzero(mask) for name, mask in masks.items()})
 
     @property
@@ -247,10 +253,11 @@ def _checked(name: str, indices: npt.NDArray[Any], size: int) -> Indices:
         )
     if len(indices) and (indices[0] < 0 or indices[-1] >= size or not (indices[1:] > indices[:-1]).all()):
         raise InputError(_why_refused(name, indices, size))
-    wanted = index_dtype(size)
-    result: Indices = indices if indices.dtype == wanted and not indices.flags.writeable else indices.astype(wanted)
-    result.flags.writeable = False
-    return result
+    if indices.dtype == index_dtype(size):
+        return frozen(indices)
+    converted: Indices = indices.astype(index_dtype(size))
+    converted.flags.writeable = False
+    return converted
 
 
 def _why_refused(name: str, indices: Indices, size: int) -> str:

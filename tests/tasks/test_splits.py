@@ -86,6 +86,13 @@ def test_all_rows_and_a_tenth_validates(task: Task) -> None:
     assert split.validation.class_counts == {"bad": 2, "good": 3}
 
 
+@pytest.mark.parametrize(("most", "expected"), [(5_000, 7), (3, 3)])
+def test_a_tenth_is_exact_and_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, expected: int) -> None:
+    monkeypatch.setattr(splits, "VALIDATION_MOST", most)  # 70 × 0.1 is above 7 in floating point
+    split = training_split(make_task(tmp_path, train=rows(35, 35)))
+    assert (len(split.train), len(split.validation)) == (70 - expected, expected)
+
+
 def test_one_row_trains(tmp_path: Path) -> None:
     split = training_split(make_task(tmp_path, train=rows(1, 0)))
     assert (len(split.train), len(split.validation)) == (1, 0)

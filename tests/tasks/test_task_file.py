@@ -55,6 +55,7 @@ def test_image_template_and_description_are_averaged(tmp_path: Path) -> None:
     assert describe is not None
     assert describe.input is None
     assert describe.label_texts("bad") == ("a bad.", "b")
+    assert describe.choice_texts({}) == ()
 
 
 def test_unknown_name() -> None:
@@ -107,6 +108,8 @@ WRONG_REVIEWS = [
     (REVIEWS + 'data_labels = ["bad", "good", "meh"]\n', "'data_labels' has meh: neither in"),
     (REVIEWS + 'ignore_labels = "meh"\n', "'ignore_labels' must be a list"),
     (REVIEWS + 'columns = { txt = "review" }\n', "'columns' renames to 'txt', which is no field: did you mean 'text'?"),
+    (REVIEWS + 'columns = { label = ["x", "y"] }\n', "'columns': 'label' needs one column; found ['x', 'y']"),
+    (REVIEWS + "columns = { text = [] }\n", "'columns': 'text' needs one column; found []"),
     (REVIEWS + "columns = 3\n", "'columns' must be a table; found 3"),
     (REVIEWS.replace("train =", "validation =").replace("test =", "#"), "neither 'train' nor 'test' names a source"),
     (REVIEWS + 'choices = "c"\n', "'labels' and 'choices' exclude each other"),

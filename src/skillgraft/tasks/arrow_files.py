@@ -68,7 +68,5 @@ def _as_data_error(source: str) -> Iterator[None]:
     """Both packages raise many kinds (offline, unknown name, no such split, corrupt file): one of ours, with the cause."""
     try:
         yield
-    except DataError:
-        raise
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
         raise DataError(f"{source}: cannot be read: {error}") from error

@@ -9,7 +9,7 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -61,45 +61,31 @@ def read_tsv(path: Path, paths: tuple[str, ...]) -> Table:
 
 
 def _read_separated(path: Path, paths: tuple[str, ...], reader: Callable[[Iterator[str]], Any]) -> Table:
-    records = _records(path, reader)
-    _, header = next(records, (1, []))
+    with _long_fields():
+        records = list(_records(path, reader))
+    header = records[0][1] if records else []
     if len(set(header)) < len(header):
         raise DataError(f"{path}: its header names a column twice: {', '.join(header)}")
     names = needed(paths, header, str(path)) if header else []
-    numbers: list[int] = []
-    rows: list[list[str]] = []
-    for number, record in records:
+    for number, record in records[1:]:
         if len(record) != len(header):
-            raise DataError(
-                f"{path}, line {number}: expected {len(header)} fields as in the header; found {len(record)}"
-            )
-        numbers.append(number)
-        rows.append(record)
-    places = [header.index(name) for name in names]
-    return Table(str(path), _columns(names, places, rows), numbers, unit="line")
-
-
-def _columns(names: Sequence[str], places: Sequence[int], rows: Sequence[Sequence[str]]) -> dict[str, list[str]]:
-    return {name: [row[place] for row in rows] for name, place in zip(names, places, strict=True)}
+            found = f"expected {len(header)} fields as in the header; found {len(record)}"
+            raise DataError(f"{path}, line {number}: {found}")
+    columns = {name: [record[header.index(name)] for _, record in records[1:]] for name in names}
+    return Table(str(path), columns, [number for number, _ in records[1:]], unit="line")
 
 
 def _records(path: Path, reader: Callable[[Iterator[str]], Any]) -> Iterator[tuple[int, list[str]]]:
     """Every record that is not empty, with the number of the line it begins on."""
     records = reader(line for _, line in _lines(path))
     start = 1
-    with _long_fields():
-        while True:
-            try:
-                record = next(records, None)
-            except csv.Error as error:
-                raise DataError(
-                    f"{path}, record that begins on line {start}: {error}; is a quote left open?"
-                ) from error
-            if record is None:
-                return
+    try:
+        for record in records:
             if record:
                 yield start, record
             start = records.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}, record that begins on line {start}: {error}; is a quote left open?") from error
 
 
 @contextmanager

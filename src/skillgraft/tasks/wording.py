@@ -17,6 +17,13 @@ from skillgraft.tasks.task import Describe, PromptKind, Task
 PROMPT_KEYS = ("template", "words", "answer", "max_length", "blank", "template_blank")
 DESCRIBE_KEYS = ("input", "template", "choice")
 KINDS: tuple[PromptKind, ...] = get_args(PromptKind)
+# How many {mask} a template may have; None is a plain [prompt], whose mask decides what kind it is.
+MASKS: Mapping[PromptKind | None, tuple[tuple[int, ...], str]] = {
+    None: ((0, 1), "at most one"),
+    "masked": ((1,), "exactly one"),
+    "causal": ((0,), "no"),
+    "choice": ((0,), "no"),
+}
 
 
 def with_wording(task: Task, top: Section) -> Task:
@@ -54,9 +61,8 @@ def _prompt(task: Task, section: Section, kind: PromptKind | None = None) -> Pro
 def _asking(task: Task, section: Section, key: str, kind: PromptKind | None) -> Template:
     """A template over the row's fields, with the one mask of a masked prompt and without any in the others."""
     template = _template(section, key, texts=task.inputs, lists=_lists(task))
-    allowed = {None: (0, 1), "masked": (1,)}.get(kind, (0,))
+    allowed, needs = MASKS[kind]
     if template.masks not in allowed:
-        needs = "exactly one" if kind == "masked" else "at most one" if kind is None else "no"
         raise section.wrong(f"{key!r} needs {needs} {{mask}}; found {template.masks}")
     return template
 
