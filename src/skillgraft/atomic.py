@@ -17,7 +17,7 @@ from pathlib import Path
 from skillgraft.errors import InputError, RunError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 
 
 def check_target(path: Path, *, overwrite: bool = False) -> None:
@@ -51,29 +51,33 @@ def new_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yields a temporary folder to fill; on success it becomes `path`, on any failure it is gone."""
+    """Yields a temporary folder to fill; on success it becomes `path`, on any failure it is gone.
+
+    Its gigabytes are not forced to the disk: a killed process loses nothing that it wrote, and a power cut is left to
+    the file system.
+    """
     check_target(path)
     with _partial(path) as temporary:
         temporary.mkdir()
         yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                _sync(file)
         try:
-            # Renaming onto an empty folder would succeed silently, onto a filled one it fails: both are refused.
-            if path.exists():
-                raise FileExistsError(errno.EEXIST, "appeared while working", str(path))
+            if path.exists():  # renaming onto an empty folder would succeed silently; onto a filled one it fails
+                raise FileExistsError(errno.EEXIST, "exists", str(path))
             temporary.rename(path)
-        except FileExistsError as error:
-            raise InputError(f"{path} appeared while working; nothing was overwritten") from error
+        except OSError as error:
+            if error.errno in _TAKEN:
+                raise _appeared(path) from error
+            raise
 
 
 @contextmanager
 def _partial(path: Path) -> Iterator[Path]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_orphans(path)
-    temporary = path.parent / f".{path.name}.partial-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    # The process that owns it is in the name: a folder can be shared by machines, each with its own processes.
+    owner = f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    temporary = path.parent / f".{path.name}.partial-{owner}"
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_orphans(path)
         yield temporary
     except OSError as error:
         raise _explained(error, path) from error
@@ -85,36 +89,38 @@ def _publish_file(temporary: Path, path: Path) -> None:
     try:
         # A hard link fails if the target appeared meanwhile; a rename would overwrite it.
         os.link(temporary, path)
-    except FileExistsError as error:
-        raise InputError(f"{path} appeared while working; nothing was overwritten") from error
-    except OSError:  # the file system has no hard links
-        temporary.rename(path)
+    except OSError as error:
+        if path.exists():
+            raise _appeared(path) from error
+        temporary.rename(path)  # the file system has no hard links
+
+
+def _appeared(path: Path) -> InputError:
+    return InputError(f"{path} appeared while working; nothing was overwritten")
 
 
 def _explained(error: OSError, path: Path) -> RunError:
     if error.errno in _FULL:
+        why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
         free = shutil.disk_usage(path.parent).free
-        return RunError(
-            f"{path} could not be written: the disk is full ({free / 1e6:.0f} MB free); nothing was left behind"
-        )
-    if error.errno in _FORBIDDEN:
-        return RunError(f"{path} could not be written: {error.strerror} ({error.filename or path})")
-    return RunError(f"{path} could not be written: {error}")
+        return RunError(f"{path} could not be written: {why} ({free / 1e6:.0f} MB free); nothing was left behind")
+    return RunError(f"{path} could not be written: {error}; nothing was left behind")
 
 
 def _sync(file: Path) -> None:
     descriptor = os.open(file, os.O_RDONLY)
     try:
-        os.fdatasync(descriptor)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
 def _remove_orphans(path: Path) -> None:
-    """Remove what a killed run to the same target left, unless its process lives."""
-    for orphan in path.parent.glob(f".{path.name}.partial-*"):
-        owner = orphan.name.rsplit(".partial-", 1)[1].split("-", 1)[0]
-        if owner.isdigit() and not _alive(int(owner)):
+    """Remove what a killed run to the same target left, unless its process lives. Other machines' are left to them."""
+    mine = f".{path.name}.partial-{os.uname().nodename}-"
+    for orphan in path.parent.iterdir():
+        process = orphan.name.removeprefix(mine).split("-", 1)[0]
+        if orphan.name.startswith(mine) and process.isdigit() and not _alive(int(process)):
             _delete(orphan)
 
 

@@ -4,14 +4,13 @@ A `Checkpoint` maps prefix-free names to tensors, so that one body is the same u
 in a BertForMaskedLM folder and `encoder.layer.0…` in a BertModel folder have one name here. Tied weights that a file
 stores twice count once.
 
-Refused: pickled weights (with the command that converts them), quantised weights, an index that disagrees with its files,
-names that collide once their prefix is gone.
+Refused: quantised weights, names that collide once their prefix is gone, and what `weight_files` refuses.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,15 +21,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from skillgraft.dtypes import Array, is_float, same_bits
-from skillgraft.errors import FormatError, InputError, listed
+from skillgraft.errors import InputError
 from skillgraft.names import body_prefix, in_layers, is_body
-from skillgraft.region import Shape
+from skillgraft.region import Indices, Shape
 from skillgraft.tensor_file import TensorFile
+from skillgraft.weight_files import SINGLE, open_weights
+from skillgraft.weight_files import other_weights as other_weights
+from skillgraft.weight_files import read_json as read_json
 
 CHUNK_BYTES = 64 * 1024 * 1024
-_INDEX = "model.safetensors.index.json"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_OTHER_WEIGHTS = (*_PICKLES, "*.h5", "*.msgpack", "*.onnx", "*.gguf", "*.tflite", "*.ot")
 
 
 class Tensors(Protocol):
@@ -84,12 +83,13 @@ class Checkpoint:
         """Read the headers of a folder's weights and its config; no numbers yet."""
         folder = Path(path)
         config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-        if "quantization_config" in config:
-            method = config["quantization_config"].get("quant_method", "unknown method")
+        quantised = config.get("quantization_config")
+        if quantised is not None:
+            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
             raise InputError(
                 f"{folder} is quantised ({method}); skillgraft needs the original F32, F16 or BF16 weights"
             )
-        files = tuple(TensorFile.open(file) for file in _weight_files(folder, config))
+        files = open_weights(folder, config)
         raw = {name: file for file in files for name in file.entries}
         prefix = body_prefix(raw)
         return cls(folder, files, _prefix_free(raw, prefix, folder), prefix, config)
@@ -102,7 +102,12 @@ class Checkpoint:
 
     @property
     def sharded(self) -> bool:
-        return (self.path / _INDEX).is_file()
+        """Whether an index says which file holds what."""
+        return self.files[0].path.name != SINGLE
+
+    def under_prefix(self, name: str) -> bool:
+        """Whether a tensor's full name begins with the body's prefix."""
+        return self.places[name].raw != name
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
@@ -113,8 +118,12 @@ class Checkpoint:
         return {name: place.file.entries[place.raw].dtype for name, place in self.places.items()}
 
     def flat(self, name: str, low: int = 0, high: int | None = None) -> Array:
-        """Entries [low, high) of a tensor: a read-only view of the mapped file."""
+        """Entries [low, high) of a tensor: a read-only view of the mapped file.
+
+        Touching mapped memory that the file no longer has would end the process, so each stretch looks at the file first.
+        """
         place = self.places[name]
+        place.file.check_unchanged()
         return place.file.flat(place.raw, low, high)
 
     def read(self, name: str) -> Array:
@@ -159,14 +168,14 @@ def fingerprint(tensors: Tensors, *, without: Iterable[str] = ()) -> str:
 
 def _blocks(tensors: Tensors, name: str) -> Iterator[bytes]:
     """64 blocks of 64 bytes, evenly spread from the first to the last byte; a small tensor whole."""
-    size = int(np.prod(tensors.shapes[name], dtype=np.int64))
-    per_block = 64 // tensors.dtypes[name].itemsize
-    if size <= 64 * per_block:
-        yield tensors.flat(name).tobytes()
+    numbers = tensors.flat(name)
+    per_block = 64 // numbers.itemsize
+    if len(numbers) <= 64 * per_block:
+        yield numbers.tobytes()
         return
     for block in range(64):
-        low = block * (size - per_block) // 63
-        yield tensors.flat(name, low, low + per_block).tobytes()
+        low = block * (len(numbers) - per_block) // 63
+        yield numbers[low : low + per_block].tobytes()
 
 
 def chunks(size: int, itemsize: int) -> Iterator[tuple[int, int]]:
@@ -181,74 +190,27 @@ def same_tensor(a: Tensors, b: Tensors, name: str, other: str | None = None) -> 
     other = other or name
     if a.shapes[name] != b.shapes[other] or a.dtypes[name] != b.dtypes[other]:
         return False
-    size = int(np.prod(a.shapes[name], dtype=np.int64))
-    stretches = chunks(size, a.dtypes[name].itemsize)
+    stretches = chunks(math.prod(a.shapes[name]), a.dtypes[name].itemsize)
     return all(same_bits(a.flat(name, low, high), b.flat(other, low, high)) for low, high in stretches)
 
 
-def other_weights(folder: Path) -> list[Path]:
-    """Weights in other formats that lie in the folder: they would not match patched ones and are never copied."""
-    return sorted(file for pattern in _OTHER_WEIGHTS for file in folder.glob(pattern))
+def take(tensors: Tensors, name: str, at: Indices) -> Array:
+    """The numbers at sorted sites of a tensor, read chunk by chunk: a tuned model may compute them as it is read."""
+    parts = [np.empty(0, tensors.dtypes[name])]
+    for low, high in chunks(math.prod(tensors.shapes[name]), tensors.dtypes[name].itemsize):
+        first, last = np.searchsorted(at, (low, high))
+        if first < last:
+            parts.append(tensors.flat(name, low, high)[at[first:last] - low])
+    return np.concatenate(parts)
 
 
-def _weight_files(folder: Path, config: Mapping[str, Any]) -> list[Path]:
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise InputError(f"{folder} {what}; expected a model folder with config.json and model.safetensors")
-    index = folder / _INDEX
-    if index.is_file():
-        return _indexed_files(folder, index)
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    if (folder / "adapter_config.json").is_file():
-        raise InputError(
-            f"{folder} is a PEFT adapter; it can be TUNED, beside the BASE it was trained on, but not a base"
-        )
-    pickles = [file for pattern in _PICKLES for file in folder.glob(pattern)]
-    if pickles:
-        raise InputError(_convert_hint(folder, pickles[0], config))
-    found = listed(sorted(file.name for file in folder.iterdir())) or "nothing"
-    raise InputError(f"{folder} has no model.safetensors and no {_INDEX}; found {found}")
+def renamed(raw: str, old_prefix: str, new_prefix: str) -> str:
+    """A tensor's full name when the body's prefix changes; heads outside the body keep theirs.
 
-
-def _convert_hint(folder: Path, pickle: Path, config: Mapping[str, Any]) -> str:
-    kind = (config.get("architectures") or ["AutoModel"])[0]
-    return (
-        f"{folder} holds its weights in {pickle.name}, a pickle: loading one can run any code, so skillgraft never does. "
-        f"If you trust it, convert it: python -c \"import transformers as t; t.{kind}.from_pretrained('{folder}')"
-        f".save_pretrained('{folder}-safetensors')\""
-    )
-
-
-def _indexed_files(folder: Path, index: Path) -> list[Path]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise FormatError(f"{index}: expected a weight_map from tensor to file")
-    names = sorted(set(map(str, weight_map.values())))
-    odd = [name for name in names if Path(name).name != name]
-    if odd:
-        raise FormatError(f"{index}: {listed(odd)} are not plain file names beside it")
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise InputError(f"{folder}: the index names {listed(missing)}, which are not there; is the download complete?")
-    held = {tensor: name for name in names for tensor in TensorFile.open(folder / name).entries}
-    wrong = sorted(tensor for tensor in held.keys() | weight_map.keys() if held.get(tensor) != weight_map.get(tensor))
-    if wrong:
-        raise FormatError(f"{index}: disagrees with its files about {listed(wrong)}")
-    return [folder / name for name in names]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or an error that names the file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path} is not valid JSON: {error}") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    if not isinstance(content, dict):
-        raise FormatError(f"{path}: expected a JSON object")
-    return content
+    Where there is no prefix yet, the name has to tell: of all heads only the pooler is part of the body.
+    """
+    inside = raw.startswith(old_prefix) if old_prefix else is_body(raw) or raw.startswith("pooler.")
+    return new_prefix + raw.removeprefix(old_prefix) if inside else raw
 
 
 def _prefix_free(raw: Mapping[str, TensorFile], prefix: str, folder: Path) -> dict[str, Place]:

@@ -5,6 +5,7 @@ bfloat16 comes from ml_dtypes, so that everything from here up to checkpoints ne
 
 from __future__ import annotations
 
+from mmap import mmap
 from typing import Any
 
 import ml_dtypes
@@ -57,8 +58,8 @@ def frozen(array: Array) -> Array:
     owner: Any = array
     while isinstance(owner, np.ndarray) and not owner.flags.writeable:
         owner = owner.base
-    # A read-only view can have a writeable owner; a mapped file shows up as a read-only memoryview.
-    if owner is None or (isinstance(owner, memoryview) and owner.readonly):
+    # A read-only view can have a writeable owner; the memory of a mapped file has an owner that is no array.
+    if owner is None or (isinstance(owner, (bytes, memoryview, mmap)) and memoryview(owner).readonly):
         return array
     copy = array.copy()
     copy.flags.writeable = False

@@ -11,24 +11,32 @@ from pathlib import Path
 from skillgraft import atomic, tensor_file
 from skillgraft.checkpoint import Checkpoint
 from skillgraft.dtypes import Array
-from skillgraft.errors import InputError, listed
+from skillgraft.errors import WrongBase
 from skillgraft.graft import Graft
+from skillgraft.surgery import check
 
 
 def export_patch(graft: Graft, path: str | Path, *, base: str | Path | None = None) -> None:
-    """Write a patch file. With `base`, tensors have the names of that folder; otherwise prefix-free ones."""
-    raw = {name: name for name in (*graft.region, *graft.heads)}
-    if base is not None:
-        places = Checkpoint.open(base).places
-        missing = [name for name in graft.region if name not in places]
-        if missing:
-            raise InputError(f"{base} has no {listed(missing)}; it is not this graft's base")
-        raw |= {name: place.raw for name, place in places.items() if name in raw}
+    """Write a patch file. With `base`, which must be the graft's, tensors have the names of that folder; else prefix-free."""
+    target = Path(path)
+    atomic.check_target(target)
+    raw = _names_in(base, graft) if base is not None else {name: name for name in (*graft.region, *graft.heads)}
     tensors: dict[str, Array] = {}
     for name, at in graft.region.sites.items():
         tensors[f"{raw[name]}.indices"] = at
         tensors[f"{raw[name]}.values"] = graft.written(name)
     for name, head in graft.heads.items():
         tensors[raw[name]] = head
-    with atomic.new_file(Path(path)) as temporary:
+    with atomic.new_file(target) as temporary:
         tensor_file.write(temporary, tensors, {"format": "pt"})
+
+
+def _names_in(base: str | Path, graft: Graft) -> dict[str, str]:
+    """What the base's folder calls the graft's tensors; heads that it lacks sit in or beside the body as they did in tuned."""
+    report = check(base, graft)
+    if not report.fits:
+        raise WrongBase(report.problem)
+    source = Checkpoint.open(base)
+    inside = graft.info.get("body_heads", [])
+    heads = {name: source.prefix + name if name in inside else name for name in graft.heads}
+    return heads | {name: place.raw for name, place in source.places.items() if name in graft.before or name in heads}

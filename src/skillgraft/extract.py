@@ -8,17 +8,17 @@ most. Heads travel whole. Nothing is skipped silently: what changed outside the 
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from skillgraft.checkpoint import Checkpoint, Tensors, chunks, read_json, same_tensor
-from skillgraft.dtypes import Array, bits, is_float
+from skillgraft.checkpoint import Checkpoint, Tensors, chunks, same_tensor, take
+from skillgraft.dtypes import Array, bits, is_float, round_once
 from skillgraft.errors import InputError, listed
 from skillgraft.graft import Graft
 from skillgraft.lora import LoraCheckpoint
@@ -27,8 +27,17 @@ from skillgraft.names import in_layers, is_embedding, is_head
 from skillgraft.provenance import Info
 from skillgraft.region import Region, Scope
 from skillgraft.versions import versions
+from skillgraft.vocabulary import check_same_vocabulary
+from skillgraft.weight_files import SINGLE
 
 Tuned = Checkpoint | LoraCheckpoint
+# Items of config.json that travel by themselves, or that say nothing about what the model computes.
+_APART = frozenset(
+    {
+        *("architectures", "id2label", "label2id", "num_labels"),
+        *("_name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "dtype", "use_cache"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -59,29 +68,30 @@ def extract(
         raise InputError("give a budget or a region, not both")
     before = Checkpoint.open(base)
     after = open_tuned(Path(tuned), before)
-    _check_same_vocabulary(before, after)
+    check_same_vocabulary(before.path, after.path)
     pairing = pair(before, after)
     source = _in_one_format(before, after, pairing, convert=convert)
     chosen, outside = _choose(before, source, pairing, budget=budget, region=region, scope=scope, progress=progress)
-    numbers = {n: (before.flat(n)[at], source.flat(n)[at]) for n, at in chosen.sites.items()}
-    before.check_unchanged()
-    after.check_unchanged()
-    return Graft(
+    graft = Graft(
         chosen,
-        {name: pair[0] for name, pair in numbers.items()},
-        {name: pair[1] for name, pair in numbers.items()},
-        heads={name: after.read(name) for name in pairing.whole},
+        {name: take(before, name, at) for name, at in chosen.sites.items()},
+        {name: take(source, name, at) for name, at in chosen.sites.items()},
+        # Copies: the graft must outlive whatever becomes of tuned's files.
+        heads={name: after.read(name).copy() for name in pairing.whole},
         base_fingerprint=before.fingerprint,
         info=_provenance(before, after, pairing, outside).updated(
-            method="movement" if budget else "region" if region else "difference",
+            method="movement" if budget is not None else "region" if region is not None else "difference",
             recipe={"budget": budget, "scope": chosen.scope.label, "convert": convert},
         ),
     )
+    before.check_unchanged()
+    after.check_unchanged()
+    return graft
 
 
 def open_tuned(path: Path, base: Checkpoint) -> Tuned:
     """A tuned model: a checkpoint folder, or a PEFT LoRA adapter of `base`."""
-    if (path / "adapter_config.json").is_file() and not (path / "model.safetensors").is_file():
+    if (path / "adapter_config.json").is_file() and not (path / SINGLE).is_file():
         return LoraCheckpoint.open(path, base)
     return Checkpoint.open(path)
 
@@ -89,7 +99,8 @@ def open_tuned(path: Path, base: Checkpoint) -> Tuned:
 def pair(base: Checkpoint, tuned: Tuned) -> Pairing:
     """Match the tensors of both; a body tensor whose shape differs means another model and is refused."""
     twins = _common_twins(base, tuned)
-    ours, theirs = base.shapes.keys() - twins, tuned.shapes.keys() - twins
+    ours = base.shapes.keys() - (twins & tuned.shapes.keys())  # a copy that tuned does not store is one that it removed
+    theirs = tuned.shapes.keys() - twins
     whole = set(theirs - ours)
     shared = {}
     reshaped = []
@@ -125,32 +136,12 @@ def _common_twins(base: Checkpoint, tuned: Tuned) -> set[str]:
 
 
 def _why_reshaped(base: Checkpoint, tuned: Tuned, names: list[str]) -> str:
-    name = names[0]
+    longer = [name for name in names if base.shapes[name][1:] == tuned.shapes[name][1:]]
+    name = next(filter(is_embedding, longer), names[0])
     shapes = f"{name} is {list(base.shapes[name])} in {base.path} and {list(tuned.shapes[name])} in {tuned.path}"
-    if is_embedding(name):
-        return f"the vocabulary changed: {shapes}; a graft needs base and tuned with one vocabulary"
+    if longer == names and is_embedding(name):
+        return f"the embeddings' length changed: {shapes}; a graft needs base and tuned with one vocabulary"
     return f"{len(names)} tensors have another shape: {shapes}; these are different models"
-
-
-def _check_same_vocabulary(base: Checkpoint, tuned: Tuned) -> None:
-    ours, theirs = _vocabulary(base.path), _vocabulary(tuned.path)
-    if ours and theirs and ours[1] != theirs[1]:
-        raise InputError(
-            f"the tokenizers differ: {ours[0]} and {theirs[0]} do not have the same tokens; a graft needs one vocabulary"
-        )
-
-
-def _vocabulary(folder: Path) -> tuple[Path, Any] | None:
-    """The tokens of a folder's tokenizer, without settings such as padding that say nothing about the vocabulary."""
-    fast, plain = folder / "tokenizer.json", folder / "vocab.txt"
-    if fast.is_file():
-        content = read_json(fast)
-        model = content.get("model", {})
-        added = {token["id"]: token["content"] for token in content.get("added_tokens", [])}
-        return fast, json.dumps([model.get("vocab"), model.get("merges"), added], sort_keys=True)
-    if plain.is_file():
-        return plain, plain.read_bytes()
-    return None
 
 
 @dataclass(frozen=True)
@@ -165,7 +156,11 @@ class _Converted:
         return self.tensors.shapes
 
     def flat(self, name: str, low: int = 0, high: int | None = None) -> Array:
-        return self.tensors.flat(name, low, high).astype(self.dtypes[name])
+        numbers = self.tensors.flat(name, low, high)
+        if numbers.dtype == np.float64:
+            return round_once(numbers, self.dtypes[name])
+        with np.errstate(over="ignore"):  # what overflows is refused with the graft
+            return numbers.astype(self.dtypes[name], copy=False)
 
 
 def _in_one_format(base: Checkpoint, tuned: Tuned, pairing: Pairing, *, convert: bool) -> Tensors:
@@ -200,7 +195,7 @@ def _choose(
     if budget is not None:
         within = Scope.select(scope or "layers", pairing.shared)
         chosen = most_moved(base, tuned, within, budget, progress=progress)
-        rest = {name: len(_changed(base, tuned, name)) for name in pairing.shared if name not in within.shapes}
+        rest = {name: _count_changed(base, tuned, name) for name in pairing.shared if name not in within.shapes}
         return chosen, {name: count for name, count in rest.items() if count}
     return _everything(base, tuned, pairing, scope=scope, progress=progress)
 
@@ -225,27 +220,49 @@ def _everything(
 
 def _changed(base: Tensors, tuned: Tensors, name: str) -> Array:
     """The entries whose bits differ."""
-    found = []
-    for low, high in chunks(math.prod(base.shapes[name]), base.dtypes[name].itemsize):
-        differ = bits(base.flat(name, low, high)) != bits(tuned.flat(name, low, high))
-        found.append(low + np.flatnonzero(differ))
+    found = [low + np.flatnonzero(differ) for low, differ in _differences(base, tuned, name)]
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
+def _count_changed(base: Tensors, tuned: Tensors, name: str) -> int:
+    """How many entries' bits differ; where they are is not kept."""
+    return sum(int(np.count_nonzero(differ)) for _, differ in _differences(base, tuned, name))
+
+
+def _differences(base: Tensors, tuned: Tensors, name: str) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+    for low, high in chunks(math.prod(base.shapes[name]), base.dtypes[name].itemsize):
+        yield low, bits(base.flat(name, low, high)) != bits(tuned.flat(name, low, high))
+
+
 def _provenance(base: Checkpoint, tuned: Tuned, pairing: Pairing, outside: Mapping[str, int]) -> Info:
-    places = getattr(tuned, "places", {})
-    body_heads = [n for n in pairing.whole if n in places and places[n].raw != n] if tuned.prefix else []
-    labels = tuned.config.get("id2label")
+    same = not pairing.whole and not pairing.removed and tuned.prefix == base.prefix
+    under = [name for name in pairing.whole if tuned.prefix and tuned.under_prefix(name)]
+    labels = _labels(tuned.config)
     return Info(
         base=base.name,
         tuned=tuned.name,
-        prefix=tuned.prefix if tuned.prefix != base.prefix else None,
-        body_heads=body_heads or None,
+        # Without heads the graft fits under every architecture; with them it brings tuned's own.
+        prefix=None if same else tuned.prefix,
+        body_heads=under or None,
         removed=list(pairing.removed) or None,
         architectures=tuned.config.get("architectures"),
         id2label=labels,
-        labels=[labels[key] for key in sorted(labels, key=int)] if labels else None,
+        labels=list(labels.values()) if labels else None,
         num_labels=len(labels) if labels else None,
+        config=_other_settings(base.config, tuned.config) or None,
         outside_scope=dict(outside) or None,
         versions=versions(),
     )
+
+
+def _labels(config: Mapping[str, Any]) -> dict[str, str] | None:
+    """Class number → label name, in order."""
+    labels = config.get("id2label")
+    if not isinstance(labels, dict) or not all(str(key).isdecimal() for key in labels):
+        return None
+    return {str(key): str(labels[key]) for key in sorted(labels, key=int)}
+
+
+def _other_settings(base: Mapping[str, Any], tuned: Mapping[str, Any]) -> dict[str, Any]:
+    """What tuned's config says otherwise than base's and a model's output can depend on (padding, tying, scaling …)."""
+    return {key: value for key, value in tuned.items() if key not in _APART and (key not in base or base[key] != value)}

@@ -13,11 +13,12 @@ Refused: numbers that are not finite, grafts of different bases, an overflow whe
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -86,7 +87,7 @@ class Graft:
         heads = f", {len(self.heads)} head tensors" if self.heads else ""
         return f"Graft({len(self):,} entries, density {self.region.density:.2e}, {self.form}{scale}{heads})"
 
-    @cached_property
+    @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of what the graft does: sites, numbers, form, scale, heads, base. Provenance does not count."""
         sha = hashlib.sha256(f"{self.form} {self.scale!r} {self.base_fingerprint}\n".encode())
@@ -121,13 +122,10 @@ class Graft:
         At scale 1 these are `after` itself; otherwise before + delta, rounded once. Where nothing is added the old
         bits stay (adding 0.0 would turn -0.0 into 0.0). A number too large for the format is an error.
         """
-        before = self.before[name]
+        before, change = self.before[name], self.change[name]
         if self.form == "exact" and self.scale == 1.0:
-            return self.change[name]
-        if self.form == "exact":
-            result = blended(before, self.change[name], scale=self.scale)
-        else:
-            result = added(before, self.change[name])
+            return change
+        result = blended(before, change, scale=self.scale) if self.form == "exact" else added(before, change)
         delta = self.delta(name)
         result = np.where(delta == 0.0, before, result)
         if not all_finite(result):
@@ -137,8 +135,6 @@ class Graft:
                 f"(largest change {delta[worst]:.3g}); use a smaller scale than {self.scale:g}"
             )
         return result
-
-    # Algebra
 
     def __neg__(self) -> Graft:
         return self * -1.0
@@ -200,13 +196,12 @@ def total(grafts: Sequence[Graft], *, head: Graft | None = None) -> Graft:
         raise InputError("total() needs at least one graft, found none")
     if len(grafts) == 1 and head is None:
         return grafts[0]
-    ordered = sorted(grafts, key=_order)
+    # The scope counts too: grafts that differ in it alone would otherwise stay in the list's order.
+    ordered = sorted(grafts, key=lambda g: (g.digest, g.region.scope.label, tuple(g.region.scope.shapes.items())))
     first = ordered[0]
-    for other in ordered[1:]:
+    for other in ordered:
         _check_same_base(first, other)
-    region = first.region
-    for other in ordered[1:]:
-        region = region | other.region
+    region = functools.reduce(operator.or_, (graft.region for graft in ordered))
     before = {name: _gather_before(name, at, ordered) for name, at in region.sites.items()}
     exact = all(g.form == "exact" and g.scale == first.scale for g in ordered)
     exact = exact and len(region) == sum(map(len, ordered))
@@ -221,12 +216,6 @@ def total(grafts: Sequence[Graft], *, head: Graft | None = None) -> Graft:
         base_fingerprint=first.base_fingerprint,
         info=Info.agreed([graft.info for graft in ordered]),
     )
-
-
-def _order(graft: Graft) -> tuple[object, ...]:
-    """By content. The scope counts too: grafts that differ in it alone would otherwise stay in the list's order."""
-    scope = graft.region.scope
-    return graft.digest, scope.label, tuple(scope.shapes.items())
 
 
 def _check_same_base(a: Graft, b: Graft) -> None:
@@ -301,14 +290,12 @@ def _frozen(numbers: Arrays, region: Region, what: str) -> Arrays:
 
 
 def _frozen_heads(heads: Arrays) -> Arrays:
-    checked = {name: _read_only(name, np.asarray(heads[name]), "head") for name in sorted(heads)}
-    for name, head in checked.items():
-        if head.dtype not in TAGS:
-            raise InputError(f"{name}: a head of {head.dtype} cannot be stored; known: {', '.join(map(str, TAGS))}")
-    return MappingProxyType(checked)
+    return MappingProxyType({name: _read_only(name, np.asarray(heads[name]), "head") for name in sorted(heads)})
 
 
 def _read_only(name: str, array: Array, what: str) -> Array:
+    if array.dtype not in TAGS:
+        raise InputError(f"{name}: {what} of {array.dtype} cannot be stored; known: {', '.join(map(str, TAGS))}")
     if not all_finite(array):
         raise InputError(
             f"{name}: {int((~np.isfinite(array)).sum())} of {array.size} numbers ({what}) are NaN or infinite"

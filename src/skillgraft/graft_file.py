@@ -9,21 +9,21 @@ string metadata. A region file has indices only. Everything is checked before an
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from skillgraft import atomic, tensor_file
+from skillgraft import atomic, strict_json, tensor_file
 from skillgraft.dtypes import Array
-from skillgraft.errors import FormatError, InputError, SkillgraftError, listed
+from skillgraft.errors import FormatError, SkillgraftError, listed
 from skillgraft.graft import Graft
 from skillgraft.provenance import ITEMS, Info
 from skillgraft.region import Indices, Region, Scope
-from skillgraft.tensor_file import TensorFile
+from skillgraft.tensor_file import TensorFile, in_file, is_shape
 
 T = TypeVar("T")
 FORMAT_VERSION = "1"
@@ -86,7 +86,12 @@ def is_region_file(path: str | Path) -> bool:
 
 def load_info(path: str | Path) -> tuple[str, Info]:
     """Base fingerprint and provenance of a graft or region file."""
-    return _edge(Path(path), lambda file: (_fingerprint(file.metadata), _info(file.metadata)))
+
+    def read(file: TensorFile) -> tuple[str, Info]:
+        _check_kind(file, (GRAFT, REGION))
+        return _fingerprint(file.metadata["base_fingerprint"]), _info(file.metadata)
+
+    return _edge(Path(path), read)
 
 
 def _edge(path: Path, read: Callable[[TensorFile], T]) -> T:
@@ -94,10 +99,8 @@ def _edge(path: Path, read: Callable[[TensorFile], T]) -> T:
     file = TensorFile.open(path, max_header_bytes=_MAX_HEADER_BYTES)
     try:
         return read(file)
-    except FormatError as error:
-        raise error.within(str(path)) from None
-    except SkillgraftError as error:  # a value refused the file's content
-        raise FormatError(f"{path}: {error}") from None
+    except SkillgraftError as error:  # also what a Region or Graft says when it refuses the file's content
+        raise in_file(path, error) from None
 
 
 def _common(kind: str, region: Region, fingerprint: str, info: Info) -> dict[str, str]:
@@ -106,9 +109,9 @@ def _common(kind: str, region: Region, fingerprint: str, info: Info) -> dict[str
         **info.texts,
         "format": kind,
         "format_version": FORMAT_VERSION,
-        "base_fingerprint": fingerprint,
+        "base_fingerprint": _fingerprint(fingerprint),
         "scope": region.scope.label,
-        "scope_shapes": json.dumps(shapes, separators=(",", ":"), ensure_ascii=False),
+        "scope_shapes": strict_json.canonical(shapes),
         "entries": str(len(region)),
         "density": repr(region.density),
     }
@@ -125,17 +128,20 @@ def _encode(name: str, at: Indices, size: int) -> tuple[str, Array]:
 
 def _graft(file: TensorFile) -> Graft:
     region = _region(file, expected=(GRAFT,))
-    form, scale = file.metadata.get("form", ""), file.metadata.get("scale", "")
+    form, stems = file.metadata["form"], _stems(file)
     if form not in _FORMS:
         raise FormatError(f"form must be one of {', '.join(_FORMS)}, found {form[:40]!r}")
+    for other in _FORMS.keys() - {form}:
+        if stems[_FORMS[other]]:
+            raise FormatError(f"the form is {form}, found {_FORMS[other]} for {listed(sorted(stems[_FORMS[other]]))}")
     return Graft(
         region,
         _numbers(file, region, "before"),
         _numbers(file, region, _FORMS[form]),
         form="exact" if form == "exact" else "arithmetic",
-        scale=_number(scale),
-        heads={name: file.read(f"{name}.head") for name in _stems(file)["head"]},
-        base_fingerprint=_fingerprint(file.metadata),
+        scale=_scale(file.metadata["scale"]),
+        heads={name: _read(file, f"{name}.head") for name in stems["head"]},
+        base_fingerprint=_fingerprint(file.metadata["base_fingerprint"]),
         info=_info(file.metadata),
     )
 
@@ -155,8 +161,8 @@ def _region(file: TensorFile, *, expected: tuple[str, ...]) -> Region:
         raise FormatError(f"{listed(sorted(n for n, at in sites.items() if len(at) == 0))}: listed without entries")
     region = Region(scope, sites)
     for key, true in (("entries", str(len(region))), ("density", repr(region.density))):
-        if file.metadata.get(key) != true:
-            raise FormatError(f"the metadata says {key} {file.metadata.get(key, '')[:40]!r}, the tensors hold {true}")
+        if file.metadata[key] != true:
+            raise FormatError(f"the metadata says {key} {file.metadata[key][:40]!r}, the tensors hold {true}")
     parts = {part for part in _PARTS if stems[part]} - {"indices", "bitmap"}
     allowed = {"head", "before", *_FORMS.values()} if file.metadata["format"] == GRAFT else set()
     if parts - allowed:
@@ -174,12 +180,11 @@ def _check_kind(file: TensorFile, expected: tuple[str, ...]) -> None:
         raise FormatError(
             f"format version {str(version)[:20]!r}, this skillgraft reads version {FORMAT_VERSION}; update it"
         )
-    known = {*_RESERVED, *ITEMS}
-    if kind == REGION:
-        known -= {"form", "scale"}
-    unknown = sorted(set(file.metadata) - known)
-    if unknown:
-        raise FormatError(f"unknown metadata: {listed([key[:40] for key in unknown])}")
+    needed = set(_RESERVED) - ({"form", "scale"} if kind == REGION else set())
+    missing, unknown = needed - file.metadata.keys(), file.metadata.keys() - needed - ITEMS.keys()
+    if missing or unknown:
+        what = "lacks" if missing else "has unknown items"
+        raise FormatError(f"the metadata {what}: {listed(sorted(key[:40] for key in missing or unknown))}")
 
 
 def _stems(file: TensorFile) -> dict[str, set[str]]:
@@ -199,7 +204,7 @@ def _decode(file: TensorFile, name: str, size: int) -> Array:
         entry = file.entries[f"{name}.indices"]
         if entry.tag not in ("I32", "I64") or len(entry.shape) != 1:
             raise FormatError(f"{name}.indices: expected one row of I32 or I64, found {entry.tag} {list(entry.shape)}")
-        return file.flat(entry.name)
+        return _read(file, entry.name)
     entry = file.entries[f"{name}.bitmap"]
     expected = (size + 7) // 8
     if entry.tag != "U8" or entry.shape != (expected,):
@@ -212,35 +217,35 @@ def _decode(file: TensorFile, name: str, size: int) -> Array:
 
 def _numbers(file: TensorFile, region: Region, part: str) -> dict[str, Array]:
     """All tensors of one part; that they fit the region, and are finite, `Graft` proves."""
-    others = {"values", "delta"} - {part} if part != "before" else set()
-    stems = _stems(file)
-    for other in others:
-        if stems[other]:
-            raise FormatError(f"the metadata's form needs {part}, found {listed(sorted(stems[other]))}.{other}")
-    if stems[part] != region.sites.keys():
-        odd = sorted(stems[part] ^ region.sites.keys())
+    names = _stems(file)[part]
+    if names != region.sites.keys():
+        odd = sorted(names ^ region.sites.keys())
         raise FormatError(f"{part}: its parameters are not those that have indices; only one side has {listed(odd)}")
-    return {name: file.read(f"{name}.{part}") for name in stems[part]}
+    return {name: _read(file, f"{name}.{part}") for name in names}
+
+
+def _read(file: TensorFile, name: str) -> Array:
+    """A copy: a graft must outlive whatever becomes of its file, and touching a map that was cut short ends the process."""
+    array = file.read(name).copy()
+    array.flags.writeable = False
+    return array
 
 
 def _scope(metadata: Mapping[str, str]) -> Scope:
-    label = metadata.get("scope", "")
+    label = metadata["scope"]
     try:
-        shapes = json.loads(metadata.get("scope_shapes", ""))
-    except (ValueError, RecursionError):
-        raise FormatError("scope_shapes is not JSON") from None
-    if not isinstance(shapes, dict) or not all(_is_shape(shape) for shape in shapes.values()):
-        raise FormatError("scope_shapes must map parameter names to lists of whole numbers")
+        shapes = strict_json.parse(metadata["scope_shapes"])
+    except ValueError as error:
+        raise FormatError(f"scope_shapes is not valid JSON: {error}") from None
+    if not isinstance(shapes, dict):
+        raise FormatError("scope_shapes must map parameter names to shapes")
+    wrong = sorted(name for name, shape in shapes.items() if not is_shape(shape))
+    if wrong:
+        raise FormatError(f"scope_shapes: {listed(wrong)}: not a list of possible sizes")
     return Scope.of(label, shapes)
 
 
-def _is_shape(shape: Any) -> bool:
-    whole = isinstance(shape, list) and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
-    return whole and math.prod(shape) < 2**60
-
-
-def _fingerprint(metadata: Mapping[str, str]) -> str:
-    fingerprint = metadata.get("base_fingerprint", "")
+def _fingerprint(fingerprint: str) -> str:
     if fingerprint and (len(fingerprint) != 64 or not set(fingerprint) <= set("0123456789abcdef")):
         raise FormatError(f"base_fingerprint must be 64 hexadecimal digits, found {fingerprint[:70]!r}")
     return fingerprint
@@ -250,8 +255,9 @@ def _info(metadata: Mapping[str, str]) -> Info:
     return Info.from_texts({key: text for key, text in metadata.items() if key not in _RESERVED})
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"scale must be a number, found {text[:40]!r}") from None
+def _scale(text: str) -> float:
+    """The number; `1`, `+0.5` or `1_0`, which Python reads too, are not how it writes them."""
+    with suppress(ValueError):
+        if repr(float(text)) == text:
+            return float(text)
+    raise FormatError(f"scale must be a number as Python writes it, such as 0.5, found {text[:40]!r}")

@@ -1,21 +1,24 @@
 """`skillgraft.json`: which grafts a folder carries, and what it takes to undo what cannot be undone entry by entry.
 
-Grafts that overlap were written as one sum and come off together; each such group is one `Layer`. Whole tensors that a
-graft replaced or removed (heads) wait in `skillgraft.undo`, a safetensors file under a name that no loader picks up.
+Grafts that overlap were written as one sum and come off together; each such group is one `Layer`. The ledger keeps the
+base's own config and prefix, and a layer what it set, so that layers come off in any order: what stays on is the base's with
+the rest of the layers over it. The base's whole tensors that a graft replaced or removed (heads) wait in `skillgraft.undo`, a
+safetensors file under a name that no loader picks up.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from skillgraft.checkpoint import Checkpoint, read_json
+from skillgraft.checkpoint import Checkpoint, renamed
 from skillgraft.dtypes import Array
 from skillgraft.errors import FormatError
 from skillgraft.tensor_file import TensorFile, write
+from skillgraft.weight_files import read_json
 
 LEDGER = "skillgraft.json"
 UNDO = "skillgraft.undo"
@@ -33,13 +36,13 @@ class Member:
 
 @dataclass(frozen=True)
 class Layer:
-    """Grafts that came on together and come off together."""
+    """Grafts that came on together and come off together, and what they set beside numbers."""
 
     members: tuple[Member, ...]
     heads: tuple[str, ...] = ()  # tensors that came whole
     removed: tuple[str, ...] = ()  # tensors that went whole
-    prefix: str | None = None  # the body's prefix before, if it changed
-    config: Mapping[str, Any] | None = None  # config.json before, if it changed
+    prefix: str | None = None  # what the body's names begin with, if the layer says
+    settings: Mapping[str, Any] = field(default_factory=dict)  # keys of config.json
 
     @property
     def digests(self) -> frozenset[str]:
@@ -52,64 +55,105 @@ class Ledger:
 
     base: str = ""
     base_fingerprint: str = ""
+    base_prefix: str = ""
+    base_config: str = ""  # the text of its config.json
+    base_ledger: str = ""  # the text of its own skillgraft.json
     applied: tuple[Layer, ...] = ()
     made: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path) -> Ledger:
-        """The folder's ledger; an empty one where there is none."""
-        path = folder / LEDGER
-        if not path.is_file():
-            return cls()
-        content = read_json(path)
-        try:
-            layers = tuple(_layer(layer) for layer in content.get("applied", []))
-            return cls(content.get("base", ""), content.get("base_fingerprint", ""), layers, content.get("made", {}))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise FormatError(f"{path}: not a ledger that skillgraft wrote ({error!r})") from None
+    def of(cls, source: Checkpoint) -> Ledger:
+        """The folder's ledger; where no graft is on, one that takes the folder as the base."""
+        path = source.path / LEDGER
+        found = _read(path) if path.is_file() else cls()
+        if found.applied:
+            return found
+        texts = (_text(source.path / "config.json"), _text(path))
+        return cls(source.name, source.fingerprint, source.prefix, *texts, made=found.made)
 
     def write(self, folder: Path, *, versions: Mapping[str, str]) -> None:
-        content = {**asdict(self), "versions": dict(versions)}
-        (folder / LEDGER).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        """Write the ledger; with every graft off it is the base's own again, or none."""
+        text = self.base_ledger
+        if self.applied or (self.made and not text):
+            text = json.dumps({**asdict(self), "versions": dict(versions)}, indent=2, ensure_ascii=False) + "\n"
+        if text:
+            (folder / LEDGER).write_bytes(text.encode())
 
-    def plus(self, layers: tuple[Layer, ...]) -> Ledger:
+    @property
+    def files(self) -> list[str]:
+        """What the applied grafts were called."""
+        return [member.file for layer in self.applied for member in layer.members]
+
+    @property
+    def digests(self) -> frozenset[str]:
+        return frozenset(digest for layer in self.applied for digest in layer.digests)
+
+    @property
+    def heads(self) -> frozenset[str]:
+        return frozenset(name for layer in self.applied for name in layer.heads)
+
+    @property
+    def removed(self) -> frozenset[str]:
+        return frozenset(name for layer in self.applied for name in layer.removed)
+
+    @property
+    def prefix(self) -> str:
+        """What the body's names begin with: the last layer that says so decides, else the base."""
+        return next((layer.prefix for layer in reversed(self.applied) if layer.prefix is not None), self.base_prefix)
+
+    def plus(self, layers: Iterable[Layer]) -> Ledger:
         return replace(self, applied=(*self.applied, *layers))
 
-    def minus(self, layers: tuple[Layer, ...]) -> Ledger:
-        return replace(self, applied=tuple(layer for layer in self.applied if layer not in layers))
+    def minus(self, layers: Iterable[Layer]) -> Ledger:
+        return replace(self, applied=tuple(layer for layer in self.applied if layer not in tuple(layers)))
 
 
-def write_undo(source: Checkpoint, layers: Sequence[Layer], folder: Path) -> None:
-    """Keep the whole tensors that these layers replace or remove, under the names that they have now."""
-    names = {name for layer in layers for name in (*layer.heads, *layer.removed)} & source.places.keys()
-    kept = {source.places[name].raw: source.read(name) for name in names}
-    _write_undo({**kept, **_undo(source.path)}, folder)
+def write_undo(source: Checkpoint, before: Ledger, after: Ledger, folder: Path) -> None:
+    """Keep the base's whole tensors that the layers of `after` replace or remove, under the base's names."""
+    wanted = after.heads | after.removed
+    # A head that is on already is a layer's, not the base's: the base's waits in the old undo file, if there was one.
+    fresh = (wanted - before.heads) & source.places.keys()
+    kept = {renamed(source.places[n].raw, source.prefix, before.base_prefix): source.read(n) for n in fresh}
+    kept |= {raw: tensor for raw, tensor in _undo(source).items() if raw.removeprefix(before.base_prefix) in wanted}
+    if kept:
+        write(folder / UNDO, kept, {})
 
 
-def undone_tensors(source: Checkpoint, layers: Sequence[Layer]) -> dict[str, Array]:
-    """The whole tensors that come back when these layers come off, under the names that they had."""
-    prefixes = {"", source.prefix, *(layer.prefix or "" for layer in layers)}
-    back = {prefix + name for layer in layers for name in (*layer.heads, *layer.removed) for prefix in prefixes}
-    return {raw: tensor for raw, tensor in _undo(source.path).items() if raw in back}
+def undone_tensors(source: Checkpoint, before: Ledger, after: Ledger) -> dict[str, Array]:
+    """The base's whole tensors that come back when `before` becomes `after`, by their full names then."""
+    back = (before.heads | before.removed) - (after.heads | after.removed)
+    return {
+        renamed(raw, before.base_prefix, after.prefix): tensor
+        for raw, tensor in _undo(source).items()
+        if raw.removeprefix(before.base_prefix) in back
+    }
 
 
-def keep_undo(source: Checkpoint, rest: Ledger, folder: Path) -> None:
-    """Carry over what the layers that stay on will need."""
-    _write_undo(undone_tensors(source, rest.applied), folder)
+def _text(path: Path) -> str:
+    return path.read_bytes().decode() if path.is_file() else ""
 
 
-def _undo(folder: Path) -> dict[str, Array]:
-    if not (folder / UNDO).is_file():
+def _undo(source: Checkpoint) -> dict[str, Array]:
+    if not (source.path / UNDO).is_file():
         return {}
-    file = TensorFile.open(folder / UNDO)
+    file = TensorFile.open(source.path / UNDO)
     return {raw: file.read(raw) for raw in file.entries}
 
 
-def _write_undo(tensors: Mapping[str, Array], folder: Path) -> None:
-    if tensors:
-        write(folder / UNDO, tensors, {})
+def _read(path: Path) -> Ledger:
+    content = read_json(path)
+    content.pop("versions", None)
+    try:
+        layers = tuple(_layer(layer) for layer in content.pop("applied", []))
+        return Ledger(**content, applied=layers)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{path}: not a ledger that skillgraft wrote ({error!r})") from None
 
 
 def _layer(content: Mapping[str, Any]) -> Layer:
-    members = tuple(Member(**member) for member in content["members"])
-    return Layer(members, tuple(content["heads"]), tuple(content["removed"]), content["prefix"], content["config"])
+    members = tuple(
+        Member(str(m["digest"]), str(m["file"]), float(m["scale"]), int(m["entries"])) for m in content["members"]
+    )
+    return Layer(
+        members, tuple(content["heads"]), tuple(content["removed"]), content["prefix"], dict(content["settings"])
+    )

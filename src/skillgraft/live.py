@@ -4,33 +4,29 @@
         model(**batch)          # the skill is on
     # every number is what it was, bit for bit, also after an exception
 
-The numbers at a graft's sites must be its `before`: so a wrong base, a graft that is on already, or an overlapping one is
-refused before anything is written, and taking off is copying `before` back. Every write raises the version of the
-parameters that it touches: a backward pass through a graph from before the write fails instead of being silently wrong.
+The numbers at a graft's sites must be its `before`: so a wrong base, a graft that is on already, or one that overlaps
+another is refused before anything is written, and taking off is copying `before` back. Every write raises the version of
+the parameters that it touches: backward through a graph from before the write fails instead of being silently wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from skillgraft.binding import Bound, Owner
 from skillgraft.checkpoint import MemoryTensors, fingerprint
-from skillgraft.dtypes import BFLOAT16, Array, bits, is_float
-from skillgraft.errors import AlreadyApplied, InputError, NotApplied, Overlap, WrongBase, listed
+from skillgraft.dtypes import BFLOAT16, Array
+from skillgraft.errors import AlreadyApplied, NotApplied, Overlap, SkillgraftError, WrongBase, listed
 from skillgraft.graft import Graft
-from skillgraft.names import body_prefix
+from skillgraft.names import body_prefix, is_body
 from skillgraft.region import Region
-
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-Owner = tuple[dict[str, Any], str]
 
 
 @contextmanager
@@ -52,8 +48,21 @@ def live_model(model: nn.Module) -> LiveModel:
 
 
 def tensors_of(model: nn.Module) -> MemoryTensors:
-    """The model's parameters and buffers under prefix-free names, as numpy views that share their memory (CPU models)."""
-    return MemoryTensors({name: as_numpy(owner[key]) for name, (owner, key) in _owners(model).items()})
+    """What the model's folder stores, under prefix-free names, as numpy views that share the memory (CPU models).
+
+    A tied parameter appears once, under the name that counts in a folder too: the body's own, the shortest.
+    """
+    tensors = {name: table[key] for name, (table, key) in _owners(model).items()}
+    names = sorted(tensors, key=lambda name: (not is_body(name), len(name), name), reverse=True)
+    counted = {id(tensors[name]): name for name in names}
+    return MemoryTensors({name: as_numpy(tensors[name]) for name in sorted(counted.values())})
+
+
+def parameter_names(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The model's parameters under prefix-free names; a tied one once, under the name that comes first."""
+    names = dict(model.named_parameters())
+    prefix = body_prefix(names)
+    return {name.removeprefix(prefix): parameter for name, parameter in names.items()}
 
 
 def fingerprint_of(model: nn.Module) -> str:
@@ -86,205 +95,109 @@ class LiveModel:
     """A torch model whose parameters were looked up once, and the grafts that are on it."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._owners = _owners(model)
-        self._on: list[_Bound] = []
-        self._bound: WeakKeyDictionary[Graft, _Bound] = WeakKeyDictionary()
+        self._model = ref(model)  # weak, like the keys below: what nobody else uses must not stay in memory
+        self._tables, self._owners = _tables(model), _owners(model)
+        self._on: list[tuple[Graft, Bound]] = []
+        self._bound: WeakKeyDictionary[Graft, Bound] = WeakKeyDictionary()
 
     @property
     def on(self) -> tuple[Graft, ...]:
         """The grafts that are on, in the order in which they came."""
-        return tuple(bound.graft for bound in self._on)
+        return tuple(graft for graft, _ in self._on)
 
     def put_on(self, graft: Graft) -> None:
         """Write the graft's numbers, after proving that its `before` stands at every site."""
         bound = self._bind(graft)
-        if not bound.holds_before():
-            raise self._why_not(bound)
+        self._check_apart(graft)
+        if not bound.holds(bound.before):
+            raise _why_not(graft, bound)
         bound.write(bound.after)
-        self._on.append(bound)
+        self._on.append((graft, bound))
 
     def take_off(self, graft: Graft) -> None:
         """Copy the old numbers back."""
-        bound = next((bound for bound in reversed(self._on) if bound.graft == graft), None)
-        if bound is None:
+        found = [bound for on, bound in self._on if on.digest == graft.digest]
+        if not found:
             raise NotApplied(f"{graft!r} is not on this model; on it: {list(self.on)}")
-        place = bound if bound.current else _Bound(graft, self._owners)  # the model moved while the graft was on
-        place.write(bound.before)
-        self._on = [other for other in self._on if other.graft != graft]
+        self._look_up()
+        here = found[0].is_current(self._owners)
+        place = found[0] if here else Bound(graft, self._owners)  # the model moved while the graft was on
+        place.write(found[0].before)
+        self._on = [(on, bound) for on, bound in self._on if on.digest != graft.digest]
 
     def switch(self, graft: Graft | None) -> None:
-        """Take off everything that is on, the last first, and put this graft on instead (None: nothing)."""
-        for on in reversed(self.on):
+        """Take off everything that is on, and put this graft on instead (None: nothing). If it is refused, nothing changes."""
+        before = self.on
+        for on in reversed(before):
             self.take_off(on)
-        if graft is not None:
-            self.put_on(graft)
+        try:
+            if graft is not None:
+                self.put_on(graft)
+        except SkillgraftError:
+            for on in before:
+                self.put_on(on)
+            raise
 
-    def _bind(self, graft: Graft) -> _Bound:
+    def _look_up(self) -> None:
+        """Find the parameters again if a submodule was replaced: the old one's would be written without any effect."""
+        model = self._model()
+        if model is not None and self._tables != (tables := _tables(model)):
+            self._tables, self._owners = tables, _owners(model)
+
+    def _bind(self, graft: Graft) -> Bound:
+        self._look_up()
         bound = self._bound.get(graft)
-        if bound is None or not bound.current or graft.heads:  # the model's own head may have changed since
-            bound = _Bound(graft, self._owners)
+        if bound is not None and not bound.is_current(self._owners):
+            self._bound.clear()  # the model moved: views of the old parameters would keep them in memory
+            bound = None
+        if bound is None or graft.heads:  # the model's own head may have changed since
+            bound = Bound(graft, self._owners)
             self._bound[graft] = bound
         return bound
 
-    def _why_not(self, bound: _Bound) -> Exception:
-        graft = bound.graft
-        if any(on == graft for on in self.on):
-            return AlreadyApplied(f"{graft!r} is on this model already")
-        overlapping = [on for on in self.on if not on.region.isdisjoint(graft.region)]
-        if overlapping:
-            shared = sum(len(on.region & graft.region) for on in overlapping)
-            return Overlap(f"{graft!r} shares {shared} entries with what is on; put on their sum instead: g + h")
-        name, differ, count = bound.worst_mismatch()
-        return WrongBase(
-            f"this model is not the graft's base: in {name} {differ} of {count} sites hold other numbers; the graft was made "
-            f"for {graft.info.text('base') or 'an unnamed base'} (fingerprint {graft.base_fingerprint[:12]}…)"
-        )
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One parameter's share of a bound graft: where it lives and its stretch of the joined numbers."""
-
-    name: str
-    owner: dict[str, Any]
-    key: str
-    address: int
-    integers: Any  # flat view of the parameter as integers: numpy on the CPU, torch elsewhere
-    at: Any
-    low: int
-    high: int
-
-
-class _Bound:
-    """A graft looked up in a model. All numbers are handled as bits, so every format takes the same path.
-
-    numpy's take and assignment cost about a microsecond a parameter, a fifth of torch's indexing; the numbers of all
-    parameters are compared in one go.
-    """
-
-    def __init__(self, graft: Graft, owners: Mapping[str, Owner]) -> None:
-        self.graft = graft
-        pieces = [
-            (name, np.asarray(at), graft.before[name], graft.written(name)) for name, at in graft.region.sites.items()
-        ]
-        pieces += [_whole(name, head, owners) for name, head in graft.heads.items()]
-        _check_present(graft, [(name, before) for name, _, before, _ in pieces], owners)
-        width = max((piece[2].dtype.itemsize for piece in pieces), default=4)
-        integer = np.dtype(f"i{width}")
-        self.before = _joined([piece[2] for piece in pieces], integer)
-        self.after = _joined([piece[3] for piece in pieces], integer)
-        self._room = np.empty_like(self.before)
-        self.parts: list[_Part] = []
-        low = 0
-        for name, at, before, _ in pieces:
-            self.parts.append(_part(name, at, low, before.dtype.itemsize, owners))
-            low += len(at)
-
-    @property
-    def current(self) -> bool:
-        """Whether every parameter is still where it was when the graft was bound."""
-        return all(part.owner[part.key].data_ptr() == part.address for part in self.parts)
-
-    def read(self) -> npt.NDArray[Any]:
-        for part in self.parts:
-            if isinstance(part.integers, np.ndarray):
-                self._room[part.low : part.high] = part.integers.take(part.at)
-            else:
-                self._room[part.low : part.high] = part.integers[part.at].cpu().numpy()
-        return self._room
-
-    def holds_before(self) -> bool:
-        return bool((self.read() == self.before).all())
-
-    def write(self, numbers: npt.NDArray[Any]) -> None:
-        with torch.no_grad():
-            for part in self.parts:
-                if isinstance(part.integers, np.ndarray):
-                    part.integers[part.at] = numbers[part.low : part.high]
-                else:
-                    values = torch.from_numpy(numbers[part.low : part.high]).to(part.integers)
-                    part.integers[part.at] = values
-        touched = [part.owner[part.key] for part in self.parts]
-        torch.autograd.graph.increment_version([tensor for tensor in touched if not tensor.is_inference()])
-
-    def worst_mismatch(self) -> tuple[str, int, int]:
-        """The parameter with the most sites that do not hold `before`: name, how many, of how many."""
-        differ = self.read() != self.before
-        counts = [(int(differ[part.low : part.high].sum()), part) for part in self.parts]
-        count, part = max(counts, key=lambda item: item[0])
-        return part.name, count, part.high - part.low
+    def _check_apart(self, graft: Graft) -> None:
+        for on in self.on:
+            if on.digest == graft.digest:
+                raise AlreadyApplied(f"{graft!r} is on this model already")
+            heads = sorted(on.heads.keys() & graft.heads.keys())
+            shared = len(on.region & graft.region)
+            if shared or heads:
+                what = f"{shared} entries" if shared else f"the heads {listed(heads)}"
+                raise Overlap(f"{graft!r} shares {what} with {on!r}, which is on; put on their sum instead: g + h")
 
 
 _LIVE: WeakKeyDictionary[nn.Module, LiveModel] = WeakKeyDictionary()
 
 
+def _tables(model: nn.Module) -> list[int]:
+    """Which tables of parameters the model has: another answer means that a submodule came, went or was replaced."""
+    modules: list[nn.Module | None] = [model]
+    for module in modules:
+        if module is not None and module._modules:
+            modules.extend(module._modules.values())
+    return [id(module._parameters) for module in modules if module is not None]
+
+
 def _owners(model: nn.Module) -> dict[str, Owner]:
-    """Prefix-free name → (the module's own table, key). Tied parameters appear under each of their names."""
+    """Prefix-free name → (the module's own table, key). Tied parameters appear under each of their names.
+
+    Buffers that are computed and never saved (rotary frequencies) are not part of the model's numbers.
+    """
     found: dict[str, Owner] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         for table in (module._parameters, module._buffers):
             for key, tensor in table.items():
-                if tensor is not None:
+                if tensor is not None and key not in module._non_persistent_buffers_set:
                     found[f"{path}.{key}" if path else key] = (table, key)
     prefix = body_prefix(found)
     return {name.removeprefix(prefix): owner for name, owner in found.items()}
 
 
-def _whole(name: str, head: Array, owners: Mapping[str, Owner]) -> tuple[str, Array, Array, Array]:
-    """A head as a piece like any other; its old numbers are the model's own at this moment."""
-    if name not in owners:
-        raise InputError(
-            f"the graft brings the head {name}, which this model does not have; load the model with its head, "
-            "or use graft.without_heads()"
-        )
-    table, key = owners[name]
-    flat = as_numpy(table[key]).reshape(-1)
-    if table[key].shape != head.shape or flat.dtype != head.dtype:
-        raise InputError(
-            f"head {name} is {head.dtype} {list(head.shape)} in the graft and {flat.dtype} {list(table[key].shape)} in the model"
-        )
-    return name, np.arange(head.size), flat.copy(), head.reshape(-1)
-
-
-def _check_present(graft: Graft, pieces: list[tuple[str, Array]], owners: Mapping[str, Owner]) -> None:
-    missing = [name for name, _ in pieces if name not in owners]
-    if missing:
-        raise WrongBase(
-            f"the model has no {listed(missing)}; the graft was made for {graft.info.text('base') or 'another base'}"
-        )
-    for name, before in pieces:
-        tensor = owners[name][0][owners[name][1]]
-        shape = graft.region.scope.shapes.get(name, tuple(tensor.shape))
-        if tuple(tensor.shape) != shape:
-            raise WrongBase(f"{name} is {list(tensor.shape)} in the model, {list(shape)} in the graft: another model")
-        held = BFLOAT16 if tensor.dtype == torch.bfloat16 else np.dtype(str(tensor.dtype).removeprefix("torch."))
-        if held != before.dtype:
-            raise WrongBase(
-                f"{name} is {held} in the model, {before.dtype} in the graft; load the model in the graft's format "
-                f"(dtype={before.dtype}) or extract from a {held} pair"
-            )
-        if not is_float(held) or not tensor.is_contiguous():
-            raise InputError(f"{name}: only contiguous floating-point parameters can be grafted")
-
-
-def _joined(pieces: list[Array], integer: np.dtype[Any]) -> npt.NDArray[Any]:
-    if not pieces:
-        return np.empty(0, integer)
-    return np.concatenate([_signed(piece).astype(integer) for piece in pieces])
-
-
-def _signed(piece: Array) -> npt.NDArray[Any]:
-    unsigned = bits(np.ascontiguousarray(piece))
-    return unsigned.view(np.dtype(f"i{unsigned.dtype.itemsize}"))
-
-
-def _part(name: str, at: Array, low: int, itemsize: int, owners: Mapping[str, Owner]) -> _Part:
-    owner, key = owners[name]
-    tensor = owner[key]
-    integers = tensor.detach().view(_INTEGERS[itemsize]).view(-1)
-    places: Any = at.astype(np.intp)
-    if tensor.device.type == "cpu":
-        integers = integers.numpy()
-    else:
-        places = torch.from_numpy(places).to(tensor.device)
-    return _Part(name, owner, key, tensor.data_ptr(), integers, places, low, low + len(at))
+def _why_not(graft: Graft, bound: Bound) -> SkillgraftError:
+    if bound.holds(bound.after):
+        return AlreadyApplied(f"this model holds the numbers of {graft!r} already, at all {len(graft)} sites")
+    name, differ, count = bound.worst_mismatch()
+    return WrongBase(
+        f"this model is not the graft's base: in {name} {differ} of {count} sites hold other numbers; the graft was made "
+        f"for {graft.info.text('base') or 'an unnamed base'} (fingerprint {graft.base_fingerprint[:12]}…)"
+    )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from skillgraft.checkpoint import Tensors
+from skillgraft.checkpoint import Tensors, chunks
 from skillgraft.dtypes import Array, widen
 from skillgraft.errors import InputError
 from skillgraft.region import Region, Scope
@@ -62,10 +62,10 @@ def most_moved(base: Tensors, tuned: Tensors, scope: Scope, budget: float, *, pr
 
 
 def _blocks(base: Tensors, tuned: Tensors, name: str) -> Iterator[tuple[int, Array, Array]]:
-    size = math.prod(base.shapes[name])
-    before, after = base.flat(name), tuned.flat(name)
-    for low in range(0, size, _BLOCK):
-        yield low, before[low : low + _BLOCK], after[low : low + _BLOCK]
+    for low, high in chunks(math.prod(base.shapes[name]), base.dtypes[name].itemsize):
+        before, after = base.flat(name, low, high), tuned.flat(name, low, high)
+        for place in range(0, high - low, _BLOCK):
+            yield low + place, before[place : place + _BLOCK], after[place : place + _BLOCK]
 
 
 class _Topmost:
@@ -76,7 +76,7 @@ class _Topmost:
     """
 
     def __init__(self, count: int, threshold: float) -> None:
-        self.count, self.threshold = count, threshold
+        self.count, self.threshold, self.full = count, threshold, False
         self.movements: list[Floats] = []
         self.numbers: list[npt.NDArray[np.int32]] = []
         self.indices: list[npt.NDArray[np.int64]] = []
@@ -87,16 +87,24 @@ class _Topmost:
         movement = _movement(before, after)
         peak = movement.max()  # a NaN comes through
         if not np.isfinite(peak):
-            raise InputError("numbers are NaN or infinite, or their difference is")
-        if peak < movement.dtype.type(self.threshold):
+            raise InputError("base or tuned holds NaN or infinite numbers here, or their difference overflows")
+        edge = self.edge(movement.dtype)
+        if peak < edge:
             return
-        at = np.flatnonzero(movement >= movement.dtype.type(self.threshold))
+        at = np.flatnonzero(movement >= edge)
         self.movements.append(np.abs(after[at].astype(np.float64) - before[at].astype(np.float64)))
         self.numbers.append(np.full(len(at), number, np.int32))
         self.indices.append(low + at)
         self.held += len(at)
         if self.held > self.room:
             self.shrink()
+
+    def edge(self, dtype: np.dtype[Any]) -> np.floating[Any]:
+        """The least movement that may still win. With enough held, entries that did not move no longer can."""
+        least = np.finfo(dtype).smallest_subnormal if self.full else dtype.type(0)
+        with np.errstate(over="ignore"):
+            edge: np.floating[Any] = max(least, dtype.type(self.threshold))
+        return edge
 
     def shrink(self) -> None:
         """Keep the topmost `count` of what is held."""
@@ -105,8 +113,7 @@ class _Topmost:
         if len(movements) > self.count:
             kept = _topmost(movements, self.count)
             movements, numbers, indices = movements[kept], numbers[kept], indices[kept]
-            # Later entries that did not move cannot win against earlier ones that did not: stop looking at them.
-            self.threshold = max(self.threshold, float(movements.min()) or 1e-45)
+            self.threshold, self.full = float(movements.min()), True
         self.movements, self.numbers, self.indices, self.held = [movements], [numbers], [indices], len(movements)
 
     def result(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
@@ -116,11 +123,11 @@ class _Topmost:
 
 def _movement(before: Array, after: Array) -> npt.NDArray[np.floating[Any]]:
     """|after − before|: exact for float64 inputs' own precision, rounded once to float32 for all others."""
-    if before.dtype == np.float64:
-        exact: npt.NDArray[np.floating[Any]] = np.abs(after - before)
-        return exact
-    difference = np.subtract(widen(after), widen(before))
-    return np.abs(difference, out=difference)
+    wide = (after, before) if before.dtype == np.float64 else (widen(after), widen(before))
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses what is not finite
+        difference: npt.NDArray[np.floating[Any]] = np.subtract(*wide)
+    np.abs(difference, out=difference)
+    return difference
 
 
 def _topmost(movements: Floats, count: int) -> npt.NDArray[np.bool_]:
@@ -133,12 +140,15 @@ def _topmost(movements: Floats, count: int) -> npt.NDArray[np.bool_]:
 
 
 def _first_threshold(base: Tensors, tuned: Tensors, scope: Scope, count: int) -> float:
-    """A movement that at least `count` entries reach, close below the right one: its leading 16 bits are exact."""
+    """A movement that at least `count` entries reach, close below the right one: its leading 16 bits are counted."""
     tally = np.zeros(1 << 16, np.int64)
     for name in scope.shapes:
         for _, before, after in _blocks(base, tuned, name):
-            pattern = _movement(before, after).astype(np.float32, copy=False).view(np.uint32)
+            with np.errstate(over="ignore", under="ignore"):
+                pattern = _movement(before, after).astype(np.float32, copy=False).view(np.uint32)
             tally += np.bincount(pattern >> np.uint32(16), minlength=1 << 16)
     reached = np.cumsum(tally[::-1])[::-1] >= count
     leading = int(np.flatnonzero(reached)[-1])
-    return float(np.array([leading << 16], np.uint32).view(np.float32)[0])
+    # float64 movements were rounded, perhaps up to this bound: the number below it is one that they surely reach.
+    bound = np.array([leading << 16], np.uint32).view(np.float32)[0]
+    return float(np.nextafter(bound, np.float32(0)))

@@ -59,9 +59,14 @@ def is_head(name: str) -> bool:
     return _HEAD.search(name) is not None
 
 
+def is_lm_head(name: str) -> bool:
+    """Whether the tensor belongs to the language-model head."""
+    return _LM_HEAD.search(name) is not None
+
+
 def is_body(name: str) -> bool:
     """Whether the tensor belongs to the pre-trained body: neither a task's head nor the language-model head."""
-    return not is_head(name) and _LM_HEAD.search(name) is None
+    return not is_head(name) and not is_lm_head(name)
 
 
 def is_embedding(name: str) -> bool:
@@ -111,5 +116,10 @@ def body_prefix(names: Iterable[str]) -> str:
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Sorts `layer.2` before `layer.10`."""
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split("."))
+    """Sorts `layer.2` before `layer.10`: a longer number is a larger one, so no number is too long to compare."""
+
+    def key(part: str) -> tuple[int, int, str]:
+        digits = part.lstrip("0")
+        return (0, len(digits), digits) if part.isdecimal() else (1, 0, part)
+
+    return tuple(map(key, name.split(".")))

@@ -5,11 +5,11 @@ The set is closed so that a misspelt item is an error and not a silent loss. `do
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from skillgraft import strict_json
 from skillgraft.errors import InputError, did_you_mean
 
 # Item → the type its value has. A `str` is stored as it is, everything else as JSON.
@@ -27,6 +27,7 @@ ITEMS: Mapping[str, type] = MappingProxyType(
         "architectures": list,
         "num_labels": int,
         "id2label": dict,
+        "config": dict,  # other settings of tuned's config.json that the base's does not have so
         "recipe": dict,  # the arguments that made it
         "scores": dict,
         "outside_scope": dict,  # tensor → entries that changed but are not in the graft
@@ -96,14 +97,12 @@ def _to_text(key: str, value: Any) -> str:
     wanted = _wanted(key)
     if wanted is list and isinstance(value, tuple):
         value = list(value)
-    if not isinstance(value, wanted):
-        raise InputError(f"provenance item {key!r} must be {wanted.__name__}, found {type(value).__name__}")
-    if wanted is str:
-        return str(value)
+    _check_type(key, value, wanted)
     try:
-        return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+        text = strict_json.canonical(value)
+    except ValueError as error:
         raise InputError(f"provenance item {key!r} cannot be written as JSON: {error}") from error
+    return str(value) if wanted is str else text
 
 
 def _from_text(key: str, text: str) -> Any:
@@ -111,9 +110,13 @@ def _from_text(key: str, text: str) -> Any:
     if wanted is str:
         return text
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = strict_json.parse(text)
+    except ValueError as error:
         raise InputError(f"provenance item {key!r} is not JSON: {error}") from error
+    _check_type(key, value, wanted)
+    return value
+
+
+def _check_type(key: str, value: Any, wanted: type) -> None:
     if not isinstance(value, wanted) or isinstance(value, bool):
         raise InputError(f"provenance item {key!r} must be {wanted.__name__}, found {type(value).__name__}")
-    return value

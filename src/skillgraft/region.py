@@ -16,6 +16,7 @@ Refused: negative, out-of-range, unsorted or repeated indices, names outside the
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -165,6 +166,15 @@ class Region:
 
     def __repr__(self) -> str:
         return f"Region({len(self):,} entries, density {self.density:.2e} of {self.scope.label!r})"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the entries: which they are, whatever the scope."""
+        sha = hashlib.sha256()
+        for name, at in self._sites.items():
+            sha.update(f"{name} {len(at)}\n".encode())
+            sha.update(at.astype("<i8").data)
+        return sha.hexdigest()
 
     @property
     def density(self) -> float:

@@ -7,23 +7,25 @@ rest are re-made in one pass: a new header, then the kept stretches of the old f
 from __future__ import annotations
 
 import json
-import mmap
 import shutil
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from skillgraft.checkpoint import Checkpoint, other_weights
+from skillgraft.checkpoint import Checkpoint, renamed
 from skillgraft.dtypes import TAGS, Array
 from skillgraft.ledger import LEDGER, UNDO
 from skillgraft.region import Indices
 from skillgraft.tensor_file import Entry, TensorFile, copy_range, header_bytes, write_parts
+from skillgraft.weight_files import INDEX, other_weights
 
-_INDEX = "model.safetensors.index.json"
+# Patching reads and writes windows: sites nearer than a page or so share one, and none is longer than a few megabytes.
+_NEAR = 1024
+_WINDOW = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -37,60 +39,61 @@ class Edit:
 
 
 def copy_edited(source: Checkpoint, target: Path, edit: Edit, *, skip: Iterable[str] = ()) -> list[str]:
-    """Fill the folder `target` with an edited copy. Returns the files left out: weights in other formats."""
-    left_out = {file.name for file in other_weights(source.path)}
-    ours = {file.path.name for file in source.files} | {_INDEX, LEDGER, UNDO, *skip}
+    """Fill the folder `target` with an edited copy. Returns what was left out: other copies of the weights."""
+    left_out = [item.name for item in other_weights(source.path, source.files)]
+    apart = {*left_out, *(file.path.name for file in source.files), INDEX, LEDGER, UNDO, *skip}
     for item in sorted(source.path.iterdir()):
-        if item.name not in ours | left_out and not item.name.startswith("."):
+        if item.name not in apart and not item.name.startswith("."):
             (shutil.copytree if item.is_dir() else shutil.copyfile)(item, target / item.name)
     weight_map: dict[str, str] = {}
-    for place, file in enumerate(source.files):
-        last = place == len(source.files) - 1
-        for name in _copy_weights(source, file, target / file.path.name, edit, add=edit.add if last else {}):
-            weight_map[name] = file.path.name
+    size = 0
+    for file in source.files:
+        add = edit.add if file is source.files[-1] else {}
+        for entry in _copy_weights(source, file, target / file.path.name, edit, add=add):
+            weight_map[entry.name] = file.path.name
+            size += entry.nbytes
     if source.sharded:
-        size = sum((target / file.path.name).stat().st_size for file in source.files)
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
-        (target / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        (target / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     source.check_unchanged()
-    return sorted(left_out)
+    return left_out
 
 
 def _copy_weights(
     source: Checkpoint, file: TensorFile, target: Path, edit: Edit, *, add: Mapping[str, Array]
-) -> list[str]:
-    """Copy one weight file with its changes; returns the names in the copy."""
+) -> list[Entry]:
+    """Copy one weight file with its changes; returns the entries of the copy."""
     names = {place.raw: name for name, place in source.places.items() if place.file is file}
-    kept = [
-        replace(entry, name=_renamed(entry.name, names[entry.name], source.prefix, edit.prefix))
+    kept = {
+        names[entry.name]: entry
         for entry in sorted(file.entries.values(), key=lambda entry: entry.start)
         if names[entry.name] not in edit.drop
-    ]
+    }
     if len(kept) == len(file.entries) and not add and source.prefix == edit.prefix:
         with file.path.open("rb") as old:
             write_parts(target, b"", [lambda new: copy_range(old, new, 0, file.stamp[1])])
+        entries = list(kept.values())
     else:
-        kept = _remake(file, target, kept, add)
-    _patch(target, _targets(source, file, edit, kept))
-    return [entry.name for entry in kept] + list(add)
+        entries = _remake(file, target, list(kept.values()), add, rename=(source.prefix, edit.prefix))
+    with target.open("r+b") as copy:
+        for name, entry in zip(kept, entries, strict=False):
+            if name in edit.numbers:
+                _patch(copy, entry, *edit.numbers[name])
+    return entries
 
 
-def _renamed(raw: str, name: str, old: str, new: str) -> str:
-    """The body's tensors move from one prefix to the other; heads outside it stay."""
-    return new + name if raw == old + name else raw
-
-
-def _remake(file: TensorFile, target: Path, kept: list[Entry], added: Mapping[str, Array]) -> list[Entry]:
-    """Write a new header, the kept stretches and the added tensors; returns the kept entries at their new places."""
-    moved, position = [], 0
+def _remake(
+    file: TensorFile, target: Path, kept: list[Entry], added: Mapping[str, Array], *, rename: tuple[str, str]
+) -> list[Entry]:
+    """Write a new header, the kept stretches and the added tensors; returns all entries at their new places."""
+    entries, position = [], 0
     for entry in kept:
-        moved.append(replace(entry, start=position))
+        entries.append(replace(entry, name=renamed(entry.name, *rename), start=position))
         position += entry.nbytes
-    fresh = []
     for name, array in added.items():
-        fresh.append(Entry(name, TAGS[array.dtype], array.shape, position, array.nbytes))
+        entries.append(Entry(name, TAGS[array.dtype], array.shape, position, array.nbytes))
         position += array.nbytes
-    header = header_bytes([*moved, *fresh], file.metadata)
+    header = header_bytes(entries, file.metadata)
 
     def old_numbers(new: BinaryIO) -> None:
         with file.path.open("rb") as old:
@@ -103,7 +106,7 @@ def _remake(file: TensorFile, target: Path, kept: list[Entry], added: Mapping[st
             new.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     write_parts(target, header, [old_numbers, new_numbers])
-    return [replace(entry, start=entry.start + len(header)) for entry in moved]
+    return [replace(entry, start=entry.start + len(header)) for entry in entries]
 
 
 def _stretches(entries: list[Entry]) -> list[tuple[int, int]]:
@@ -117,27 +120,24 @@ def _stretches(entries: list[Entry]) -> list[tuple[int, int]]:
     return result
 
 
-def _targets(source: Checkpoint, file: TensorFile, edit: Edit, kept: list[Entry]) -> list[tuple[Entry, Indices, Array]]:
-    """The entries of the copy to patch: each parameter and, where a file stores it twice, its twin."""
-    copies: dict[str, list[str]] = defaultdict(list)
-    for name in source.places:
-        copies[source.twins.get(name, name)].append(name)
-    by_name = {entry.name: entry for entry in kept}
-    result = []
-    for counted, (at, numbers) in edit.numbers.items():
-        for name in copies[counted]:
-            place = source.places[name]
-            new_name = _renamed(place.raw, name, source.prefix, edit.prefix)
-            if place.file is file and new_name in by_name:
-                result.append((by_name[new_name], at, numbers))
-    return result
+def _patch(file: BinaryIO, entry: Entry, at: Indices, numbers: Array) -> None:
+    """Write numbers at sorted sites of one tensor.
+
+    Plain reads and writes, because they report a full disk: a write to mapped memory that shares its blocks with the
+    original (as copies do on some file systems) would end the process instead.
+    """
+    size = entry.dtype.itemsize
+    for low, high in _windows(at):
+        first, last = int(at[low]), int(at[high - 1]) + 1
+        file.seek(entry.start + first * size)
+        window = np.frombuffer(bytearray(file.read((last - first) * size)), entry.dtype)
+        window[at[low:high] - first] = numbers[low:high]
+        file.seek(entry.start + first * size)
+        file.write(window.view(np.uint8).data)
 
 
-def _patch(target: Path, changes: list[tuple[Entry, Indices, Array]]) -> None:
-    if not changes:
-        return
-    with target.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
-        for entry, at, numbers in changes:
-            tensor = np.frombuffer(mapped, entry.dtype, count=entry.size, offset=entry.start)
-            tensor[at] = numbers
-            del tensor  # a view would keep the map open
+def _windows(at: Indices) -> Iterator[tuple[int, int]]:
+    """[low, high) places in `at` whose sites lie near each other."""
+    apart = (np.diff(at) > _NEAR) | (np.diff(at // _WINDOW) > 0)
+    edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(at)]
+    return pairwise(edges)

@@ -76,7 +76,7 @@ def _product(numbers: Floats, factor: float) -> tuple[Floats, Floats]:
     mantissa, exponent = math.frexp(factor)
     product = numbers * mantissa
     high, low = _halves(numbers)
-    factor_high, factor_low = _halves(np.float64(mantissa))
+    factor_high, factor_low = _halves(np.asarray(mantissa))
     lost = ((high * factor_high - product) + high * factor_low + low * factor_high) + low * factor_low
     return np.ldexp(product, exponent), np.ldexp(lost, exponent)
 
@@ -103,6 +103,6 @@ def _blend_by_fractions(before: float, after: float, scale: float) -> float:
     try:
         near = float(exact)
     except OverflowError:
-        return math.copysign(math.inf, exact)
+        return math.inf if exact > 0 else -math.inf
     lost = 5e-324 * ((exact > near) - (exact < near))
     return float(_sum_to_odd(np.array([near]), np.array([lost]))[0])

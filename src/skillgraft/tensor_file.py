@@ -14,6 +14,7 @@ import json
 import math
 import mmap
 import os
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,11 +23,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from skillgraft import strict_json
 from skillgraft.dtypes import DTYPES, QUANTISED, TAGS, Array
-from skillgraft.errors import FormatError, InputError, listed
+from skillgraft.errors import FormatError, InputError, SkillgraftError
 
 MAX_HEADER_BYTES = 100_000_000  # what the safetensors package allows
-_MAX_DIMENSIONS = 64
+_MAX_DIMENSIONS = 64  # what numpy allows
+_MAX_MESSAGE = 600
 
 
 @dataclass(frozen=True)
@@ -65,19 +68,17 @@ class TensorFile:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 header, start = _read_header(file, status.st_size, max_header_bytes)
+            metadata = _checked_metadata(header.pop("__metadata__", {}))
+            entries = _checked_entries(header, start, status.st_size)
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
         except FormatError as error:
-            raise error.within(str(path)) from None
-        try:
-            metadata = _checked_metadata(header.pop("__metadata__", {}))
-            entries = _checked_entries(header, start, status.st_size)
-        except FormatError as error:
-            raise error.within(str(path)) from None
-        return cls(path, entries, metadata, start, (status.st_ino, status.st_size, status.st_mtime_ns))
+            raise in_file(path, error) from None
+        return cls(path, entries, metadata, start, _stamp(status))
 
     @cached_property
     def _mapped(self) -> mmap.mmap:
+        self.check_unchanged()
         with self.path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -98,7 +99,7 @@ class TensorFile:
             status = self.path.stat()
         except OSError as error:
             raise InputError(f"{self.path} disappeared while working") from error
-        if (status.st_ino, status.st_size, status.st_mtime_ns) != self.stamp:
+        if _stamp(status) != self.stamp:
             raise InputError(f"{self.path} changed while it was being read; run again on a file that nobody writes")
 
 
@@ -141,28 +142,35 @@ def _read_header(file: BinaryIO, file_size: int, limit: int) -> tuple[dict[str, 
     if len(text) < length:
         raise FormatError(f"truncated: the header ends after {len(text)} of {length} bytes")
     try:
-        header = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"the header is not valid JSON: {_short(error)}") from None
+        header = strict_json.parse(text.decode())
+    except ValueError as error:
+        raise FormatError(f"the header is not valid JSON: {error}") from None
     if not isinstance(header, dict):
         raise FormatError("the header is not a JSON object")
     return header, 8 + length
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"repeated keys: {listed(sorted({n for n in names if names.count(n) > 1}))}")
-    return result
+def in_file(path: Path, error: SkillgraftError) -> FormatError:
+    """The error with the file's name in front. Names in a corrupt file can be megabytes long, a message is not."""
+    return FormatError(f"{path}: {str(error)[:_MAX_MESSAGE]}")
 
 
-def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is not JSON")
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _short(error: Exception) -> str:
-    return str(error)[:120] or type(error).__name__
+def is_shape(shape: Any) -> bool:
+    """Whether a JSON value is the shape of something that can exist: few dimensions, fewer than 2^60 entries.
+
+    Zeros do not count in the product: numpy refuses [0, 2^60, 2^60] although it holds nothing.
+    """
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS or not all(map(_is_count, shape)):
+        return False
+    return math.prod(length or 1 for length in shape) < 2**60
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**63
 
 
 def _checked_metadata(metadata: Any) -> dict[str, str]:
@@ -191,14 +199,13 @@ def _checked_entry(name: str, found: Any, data_start: int) -> Entry:
         case {"dtype": str(tag), "shape": list(shape), "data_offsets": [int(low), int(high)], **rest} if not rest:
             pass
         case _:
-            raise FormatError(f"{name}: expected dtype, shape and two data_offsets, found {_short(ValueError(found))}")
+            raise FormatError(f"{name}: expected dtype, shape and two data_offsets, found {reprlib.repr(found)}")
     if tag in QUANTISED:
         raise FormatError(f"{name}: {tag} is a quantised format; skillgraft works on F64, F32, F16 and BF16 weights")
     if tag not in DTYPES:
         raise FormatError(f"{name}: unknown dtype {tag[:20]!r}; known: {', '.join(DTYPES)}")
-    whole = all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**63 for n in (*shape, low, high))
-    if not whole or len(shape) > _MAX_DIMENSIONS:
-        raise FormatError(f"{name}: shape and offsets must be whole numbers, found {str(shape)[:80]}, {low}, {high}")
+    if not is_shape(shape) or not _is_count(low) or not _is_count(high):
+        raise FormatError(f"{name}: shape and data_offsets must be possible sizes, found {reprlib.repr(found)}")
     needed = math.prod(shape) * DTYPES[tag].itemsize
     if high - low != needed:
         raise FormatError(f"{name}: {tag} {shape} needs {needed} bytes, data_offsets hold {high - low}")

@@ -15,3 +15,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 Head = Annotated[
     Path | None, typer.Option("--head", metavar="G", help="Whose heads to keep where grafts bring different ones.")
 ]
+ModelName = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or hub name.")]
+TaskNames = Annotated[
+    list[str], typer.Option("--task", metavar="T", help="Catalogue name or TOML file; may be repeated.")
+]
+ReadoutName = Annotated[str, typer.Option("--readout", help="auto, masked, causal, choice, linear or text-head.")]
+Shots = Annotated[int | None, typer.Option("--shots", help="Rows per class.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed that draws the rows.")]
+MaxLength = Annotated[int | None, typer.Option("--max-length", help="Tokens at most, instead of the task's own.")]

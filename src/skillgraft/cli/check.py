@@ -11,7 +11,9 @@ from skillgraft.cli.arguments import Base, GraftFile, Json
 
 
 def run(base: Base, graft: GraftFile, json: Json = False) -> None:
-    """Tell whether a graft fits a base, in seconds: headers and sites only. Exit code 2 if it does not.
+    """Tell whether a graft fits a base; exit code 2 if it does not.
+
+    Headers and sites alone are read, so it takes seconds at any size.
 
     \b
     Example

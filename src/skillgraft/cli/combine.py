@@ -26,7 +26,7 @@ def run(
     head: Head = None,
     json: Json = False,
 ) -> None:
-    """Make one graft of several of the same base: add, subtract, unite, restrict.
+    """Make one graft of several: add, subtract, unite, restrict.
 
     \b
     Examples

@@ -8,7 +8,7 @@ from skillgraft.errors import InputError
 
 
 def run(grafts: GraftFiles, json: Json = False) -> None:
-    """Compare grafts of one base pair by pair: coverage, jaccard and cosine.
+    """Compare grafts pair by pair: coverage, jaccard and cosine.
 
     Row a, column b of the coverage: how much of b's region a's region contains.
 

@@ -7,7 +7,7 @@ from skillgraft.cli.arguments import Json
 
 
 def run(json: Json = False) -> None:
-    """Tell what this machine has: versions, devices, memory, optional packages and what each is for.
+    """Tell what this machine has: versions, devices, memory, packages.
 
     \b
     Example
@@ -18,6 +18,7 @@ def run(json: Json = False) -> None:
     facts = examine()
     rows = [(name, version or "missing", use) for name, (version, use) in facts["packages"].items()]
     lines = [
+        f"skillgraft {facts['skillgraft']}",
         f"python {facts['python']} on {facts['system']}, {facts['cores']} cores, {facts['memory_gb']:.1f} GB of memory",
         f"devices: {', '.join(facts['devices'])}",
         "",

@@ -9,6 +9,7 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import Base, Json, Out
+from skillgraft.errors import listed
 
 
 def run(
@@ -25,7 +26,7 @@ def run(
     convert: Annotated[bool, typer.Option("--convert", help="Round TUNED to BASE's number format.")] = False,
     json: Json = False,
 ) -> None:
-    """Lift a skill out of a fine-tuned model: BASE + TUNED -> a graft file.
+    """Lift a skill out of a fine-tuned model, into a graft file.
 
     \b
     Examples
@@ -59,7 +60,7 @@ def run(
         f"{output.human_bytes(size)}"
     ]
     if graft.heads:
-        lines.append(f"heads that travel whole: {', '.join(graft.heads)}")
+        lines.append(f"heads that travel whole: {listed(graft.heads)}")
     if outside:
-        lines.append(f"left out, changed outside the scope: {sum(outside.values()):,} entries in {', '.join(outside)}")
+        lines.append(f"left out, changed outside the scope: {sum(outside.values()):,} entries in {listed(outside)}")
     output.show(result, as_json=json, lines=lines)

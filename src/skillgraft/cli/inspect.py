@@ -15,7 +15,7 @@ def run(
     file: Annotated[Path, typer.Argument(metavar="G", help="A graft or region file.")],
     json: Json = False,
 ) -> None:
-    """Show what is inside a graft or region file: how much, where, and how it was made.
+    """Show what a graft or region file holds and how it was made.
 
     \b
     Examples
@@ -48,8 +48,14 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     for title, counts in (("by kind", facts["by_kind"]), ("by layer", facts["by_layer"])):
         lines += ["", title, *output.columns([("  " + k, f"{n:,}", _share(n, entries)) for k, n in counts.items()])]
     kept = {key: value for key, value in made.items() if key not in ("base", "versions")}
-    lines += ["", "made", *(f"  {key}: {value}" for key, value in kept.items())]
+    lines += ["", "made", *(f"  {key}: {_short(value)}" for key, value in kept.items())]
     return lines
+
+
+def _short(value: Any) -> str:
+    """A line's worth of an item; --json has all of it."""
+    text = str(value)
+    return text if len(text) <= 100 else f"{text[:99]}…"
 
 
 def _share(count: int, entries: int) -> str:

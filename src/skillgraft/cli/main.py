@@ -7,18 +7,21 @@ line shows the traceback instead.
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import NoReturn
 
 import typer
 
-from skillgraft.cli import apply, check, combine, compare, doctor, export, extract, inspect, remove
+from skillgraft.cli import apply, check, combine, compare, doctor, evaluate, export, extract, finetune, inspect, remove
 from skillgraft.errors import SkillgraftError
 
+_INTERRUPTED = 130  # the exit code that shells give to Ctrl-C
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 100},
     help="""Find where a fine-tuned model keeps a skill, lift it out as a tiny file, put skills on and take them off.
 
 \b
@@ -29,7 +32,7 @@ Examples
 
 `skillgraft VERB --help` has examples for each verb; --json prints one object for machines; --debug shows tracebacks.""",
 )
-for verb in (extract, check, apply, remove, combine, inspect, compare, export, doctor):
+for verb in (finetune, extract, check, apply, remove, combine, evaluate, inspect, compare, export, doctor):
     app.command(verb.__name__.rsplit(".", 1)[1])(verb.run)
 
 
@@ -39,32 +42,24 @@ def main() -> NoReturn:
     debug = len(arguments) < len(sys.argv) - 1
     try:
         status = app(arguments, prog_name="skillgraft", standalone_mode=False)
-    except SkillgraftError as error:
-        if debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except typer.Abort:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        print("interrupted; nothing was left behind", file=sys.stderr)
-        sys.exit(130)
+    except (typer.Abort, KeyboardInterrupt):
+        status = _INTERRUPTED
     except Exception as error:
-        _show_usage_error(error, debug=debug)
+        print(traceback.format_exc() if debug else _explanation(error), file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 1))
+    if status == _INTERRUPTED:  # the command-line library may have caught it first
+        print("interrupted", file=sys.stderr)
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _show_usage_error(error: Exception, *, debug: bool) -> NoReturn:
-    """Usage errors are the command-line library's own exceptions, with their exit code; the rest are bugs or the machine."""
-    show = getattr(error, "show", None)
-    if show is not None and not debug:
-        show(file=sys.stderr)
-        sys.exit(getattr(error, "exit_code", 2))
-    if debug:
-        raise error
-    print(
-        f"error: {type(error).__name__}: {error}\nThis looks like a bug; run again with --debug to see where.",
-        file=sys.stderr,
-    )
-    sys.exit(1)
+def _explanation(error: Exception) -> str:
+    """Usage errors are the command-line library's own exceptions, told by their format; the rest are bugs or the machine."""
+    if isinstance(error, SkillgraftError):
+        return f"error: {error}"
+    if not hasattr(error, "format_message"):
+        return f"error: {type(error).__name__}: {error}\nThis looks like a bug; run again with --debug to see where."
+    message = str(error.format_message())
+    if "\n" in message:  # nothing was typed after `skillgraft`: this is the help
+        return message
+    context = getattr(error, "ctx", None)
+    return f"error: {message}\nTry '{context.command_path if context else 'skillgraft'} --help'."

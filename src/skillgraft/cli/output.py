@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,8 +51,12 @@ def human_bytes(count: float) -> str:
 
 def command_line() -> str:
     """The command that made an artefact; folders of this machine shortened to their names."""
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    return shlex.join(["skillgraft", *words])
+    return shlex.join(["skillgraft", *map(_without_folders, sys.argv[1:])])
+
+
+def _without_folders(word: str) -> str:
+    option, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return f"{option}{sign}{Path(value).name if '/' in value else value}"
 
 
 def load_graft(path: Path) -> Graft:
@@ -87,3 +92,15 @@ def outcome(written: Outcome) -> dict[str, Any]:
         "whole_tensors": list(written.whole),
         "left_out": list(written.left_out),
     }
+
+
+@contextmanager
+def steps(title: str) -> Iterator[Callable[[int, int, Mapping[str, Any]], None]]:
+    """A progress bar for training: the loss beside it."""
+    with progress(title) as bar:
+        yield lambda done, total, _entry: bar(done, total)
+
+
+def is_main_process() -> bool:
+    """Whether this is the process that prints, when several run."""
+    return os.environ.get("RANK", "0") == "0"

@@ -17,7 +17,9 @@ def run(
     out: Out,
     json: Json = False,
 ) -> None:
-    """Write a copy of a grafted folder without these grafts: the old numbers come back bit for bit.
+    """Write a copy of a grafted folder without these grafts.
+
+    The old numbers come back bit for bit. Grafts that overlap come off only together.
 
     \b
     Example

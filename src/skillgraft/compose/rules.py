@@ -6,10 +6,14 @@ combine([g, h], rule="sum") == g + h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import or_
 from types import MappingProxyType
 
 import numpy as np
 
+from skillgraft.dtypes import round_once
 from skillgraft.errors import InputError, Overlap, did_you_mean
 from skillgraft.graft import Graft, total
 from skillgraft.region import Region, places
@@ -27,20 +31,11 @@ def combine(
         raise InputError(f"a conflict rule ({conflict!r}) belongs to rule 'union', found rule {rule!r}")
     if not grafts:
         raise InputError("combine needs at least one graft, found none")
-    # Heads take no part in a rule: they are joined, or chosen, once.
-    heads = total(grafts, head=head).heads
+    summed = total(grafts, head=head)  # refuses grafts of different bases
+    # Heads take no part in a rule: they are joined, or chosen, once. The scope is that of all, whoever wins.
     bodies = [graft.without_heads() for graft in grafts]
     joined = CONFLICTS[conflict](bodies) if rule == "union" else RULES[rule](bodies)
-    return Graft(
-        joined.region,
-        joined.before,
-        joined.change,
-        form=joined.form,
-        scale=joined.scale,
-        heads=heads,
-        base_fingerprint=joined.base_fingerprint,
-        info=joined.info,
-    )
+    return replace(joined, region=joined.region.within(summed.region.scope), heads=summed.heads)
 
 
 def union_or_refuse(grafts: Sequence[Graft]) -> Graft:
@@ -59,33 +54,44 @@ def union_or_refuse(grafts: Sequence[Graft]) -> Graft:
 
 def union_first(grafts: Sequence[Graft]) -> Graft:
     """Where grafts share an entry, the first in the list has it."""
-    result = grafts[0]
+    parts = [grafts[0]]
     for graft in grafts[1:]:
-        result = total([result, graft.outside(result.region)])
-    return result
+        parts.append(graft.outside(_all_of(parts)))
+    return _put_together(parts)
 
 
 def union_largest(grafts: Sequence[Graft]) -> Graft:
     """Where grafts share an entry, the one that changes it most has it; of equal ones the first."""
-    result = grafts[0]
+    parts = [grafts[0]]
     for graft in grafts[1:]:
-        won = _larger(graft, than=result)
-        result = total([result.outside(won), graft & won, graft.outside(result.region)])
-    return result
+        parts = [part.outside(_larger(graft, than=part)) for part in parts]
+        parts.append(graft.outside(_all_of(parts)))
+    return _put_together(parts)
 
 
 def union_mean(grafts: Sequence[Graft]) -> Graft:
-    """Where grafts share an entry, it gets the mean of their changes."""
+    """Where grafts share an entry, it gets the mean of their changes, rounded once."""
     summed = total(grafts)
-    counts = {name: np.zeros(len(at), np.int64) for name, at in summed.region.sites.items()}
-    for graft in grafts:
+    if len(summed) == sum(map(len, grafts)):
+        return summed
+    sums = {name: np.zeros(len(at)) for name, at in summed.region.sites.items()}
+    counts = {name: np.zeros(len(at)) for name, at in summed.region.sites.items()}
+    for graft in sorted(grafts, key=lambda graft: graft.digest):  # the same bits for any order of the list
         for name, at in graft.region.sites.items():
-            counts[name][places(at, summed.region.sites[name])] += 1
-    parts = []
-    for count in range(1, len(grafts) + 1):
-        sites = {name: at[counts[name] == count] for name, at in summed.region.sites.items()}
-        parts.append((1 / count) * (summed & Region(summed.region.scope, sites)))
-    return total([part for part in parts if len(part)] or [summed])
+            where = places(at, summed.region.sites[name])
+            sums[name][where] += graft.delta(name)
+            counts[name][where] += 1
+    means = {name: round_once(sums[name] / counts[name], np.dtype(np.float32)) for name in sums}
+    return replace(summed, change=means, form="arithmetic", scale=1.0)
+
+
+def _all_of(parts: Sequence[Graft]) -> Region:
+    return reduce(or_, (part.region for part in parts))
+
+
+def _put_together(parts: Sequence[Graft]) -> Graft:
+    """The sum. A part without entries must not count: with another scale it would end the exact form."""
+    return total([part for part in parts if len(part)] or parts[:1])
 
 
 def _larger(graft: Graft, *, than: Graft) -> Region:

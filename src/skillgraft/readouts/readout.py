@@ -27,6 +27,17 @@ class Encoded:
     length: int
 
 
+class Inputs(Protocol):
+    """How a task's rows become a model's inputs, where the scores do not depend on it: texts or images."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+    def encode(self, examples: Examples) -> list[Encoded]: ...
+
+    def batch(self, rows: Sequence[Encoded]) -> Batch: ...
+
+
 class Readout(Protocol):
     """How one task's scores are read off one model."""
 

@@ -1,0 +1,81 @@
+"""What is measured, how good it must be, and what it stands beside: one row per benchmark, one bar per figure.
+
+A benchmark is the file `benchmarks/<name>.py` with a function `measure(settings) -> Measured` whose figures have the names of its
+bars. To add one: write the file, add its row here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One figure of a benchmark and its limit: at most (or at least) so much, beside something that users know."""
+
+    figure: str
+    job: str
+    limit: float
+    unit: str
+    compared_with: str = "—"
+    at_least: bool = False
+
+    def holds(self, value: float) -> bool:
+        return value >= self.limit if self.at_least else value <= self.limit
+
+    def stated(self) -> str:
+        return f"{'≥' if self.at_least else '≤'} {self.limit:g} {self.unit}"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What a benchmark does, in a phrase, and the bars of its figures."""
+
+    about: str
+    bars: tuple[Bar, ...]
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "apply": Benchmark(
+        "put a graft on a model folder",
+        (
+            Bar("ratio", "apply a 10⁻⁴ graft to a warm 2 GB sharded checkpoint, after imports", 1.3, "×", "`cp -r`"),
+            Bar("command_adds", "what the command adds to that", 0.8, "s", "the same call inside Python"),
+        ),
+    ),
+    "extract": Benchmark(
+        "lift the most moved entries out of a tuned folder",
+        (
+            Bar(
+                "ratio",
+                "extract the exact top 10⁻⁴ of 2 × 2 GB, warm",
+                3.0,
+                "×",
+                "one chunked numpy subtraction of the same files",
+            ),
+        ),
+    ),
+    "memory": Benchmark(
+        "peak anonymous memory of apply and extract at two sizes",
+        (
+            Bar("apply", "peak memory of apply, larger of 2 GB and 6 GB", 400, "MB"),
+            Bar("apply_growth", "the same at both sizes: peak at 6 GB − peak at 2 GB", 40, "MB"),
+            Bar("extract", "peak memory of extract, larger of 2 GB and 6 GB", 400, "MB"),
+            Bar("extract_growth", "the same at both sizes: peak at 6 GB − peak at 2 GB", 40, "MB"),
+        ),
+    ),
+    "switch": Benchmark(
+        "switch grafts on a live model",
+        (
+            Bar("held_1", "switch a graft of 8,500 entries, 85 M-entry model, 1 held", 2.0, "ms", "peft (last column)"),
+            Bar("held_64", "the same with 64 grafts held", 2.0, "ms", "peft (last column)"),
+        ),
+    ),
+    "startup": Benchmark(
+        "how long Python and the command take to start",
+        (
+            Bar("import", '`python -c "import skillgraft"`', 0.4, "s"),
+            Bar("help", "`skillgraft --help`", 0.4, "s"),
+        ),
+    ),
+}

@@ -1,0 +1,119 @@
+"""skillgraft evaluate"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from skillgraft.cli import output
+from skillgraft.cli.arguments import Json, MaxLength, ModelName, ReadoutName, Seed, Shots, TaskNames
+
+if TYPE_CHECKING:
+    from skillgraft.measure import Predictions
+
+
+def run(
+    base: ModelName,
+    task: TaskNames,
+    tuned: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="Tuned folders or LoRA adapters.")] = None,
+    graft: Annotated[list[Path] | None, typer.Option(metavar="G", help="Graft files.")] = None,
+    together: Annotated[bool, typer.Option("--together", help="Also the sum of all grafts.")] = False,
+    readout: ReadoutName = "auto",
+    split: Annotated[str, typer.Option(help="test, or validation of the same --shots and --seed.")] = "test",
+    rows: Annotated[int | None, typer.Option(help="At most so many rows, a seeded sample.")] = None,
+    shots: Shots = None,
+    seed: Seed = 0,
+    max_length: MaxLength = None,
+    batch_size: Annotated[int, typer.Option(help="Rows at once.")] = 64,
+    temperature: Annotated[
+        bool, typer.Option("--temperature", help="Also tuned models with a temperature fitted on validation.")
+    ] = False,
+    record: Annotated[bool, typer.Option("--record", help="Store the scores in the graft files.")] = False,
+    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Save all predictions (npz) in this folder.")] = None,
+    json: Json = False,
+) -> None:
+    """Measure base, tuned models and grafts on tasks: accuracy, F1, ECE, NLL, Brier, agreement, with intervals.
+
+    \b
+    Examples
+      skillgraft evaluate BASE --task sst2 --tuned TUNED --graft skill.safetensors
+      skillgraft evaluate BASE --task sst2 --task mr --graft a.safetensors --graft b.safetensors --together --json
+    """
+    from skillgraft.graft import total
+    from skillgraft.measure.evaluate import evaluate
+
+    folders = {path.name: path for path in tuned or []}
+    grafts = {path.name: output.load_graft(path) for path in graft or []}
+    if together and grafts:
+        grafts["+".join(Path(name).stem for name in grafts)] = total(list(grafts.values()))
+    asked: dict[str, Any] = {
+        "tuned": folders, "grafts": grafts, "readout": readout, "rows": rows, "shots": shots, "seed": seed,
+        "max_length": max_length, "batch_size": batch_size,
+    }  # fmt: skip
+    with output.progress("evaluating") as progress:
+        found = evaluate(
+            base, list(task), split=split, on_model=lambda _m, _t, done, all_: progress(done, all_), **asked
+        )
+        validation = evaluate(base, list(task), split="validation", **asked).said if temperature else None
+    said = {
+        name: _with_temperature(models, validation and validation[name], folders) for name, models in found.said.items()
+    }
+    if save:
+        for name, models in said.items():
+            for model, predictions in models.items():
+                predictions.save(save / f"{name}--{model}.npz")
+    results = {name: _summaries(models, folders) for name, models in said.items()}
+    if record:
+        _record(graft or [], results)
+    lines = [line for name, models in results.items() for line in [*_table(name, models), ""]]
+    output.show({"readout": found.readout, "split": split, "tasks": results}, as_json=json, lines=lines[:-1])
+
+
+def _with_temperature(
+    models: dict[str, Predictions] | Any, validation: Any, folders: dict[str, Path]
+) -> dict[str, Predictions]:
+    from skillgraft.measure import temperature_scaled
+
+    scaled = {f"{n} + temperature": temperature_scaled(models[n], validation[n]) for n in folders} if validation else {}
+    return {**models, **scaled}
+
+
+def _summaries(models: dict[str, Predictions], folders: dict[str, Path]) -> dict[str, Any]:
+    """A summary of each model; shares and gains are relative to the first tuned folder."""
+    from skillgraft.measure import summary
+
+    tuned = models[next(iter(folders))] if folders else None
+    return {
+        name: summary(said, base=None if name == "base" else models["base"], tuned=None if said is tuned else tuned)
+        for name, said in models.items()
+    }
+
+
+def _table(task: str, models: dict[str, Any]) -> list[str]:
+    first = next(iter(models.values()))
+    rows = [
+        (name, _percent(one["score"]), _percent(one["ece"]), f"{one['nll']['value']:.3f}",
+         _percent(one.get("agreement")), _percent(one.get("share_kept")), _percent(one.get("relative_gain")))
+        for name, one in models.items()
+    ]  # fmt: skip
+    header = [f"{task} ({first['n']} rows)", first["metric"], "ECE", "NLL", "agreement", "share kept", "relative gain"]
+    return [*output.columns(rows, header=header), f"majority class: {100 * first['majority']:.1f}"]
+
+
+def _percent(found: Any) -> str:
+    if not found or found.get("value") is None:
+        return "-"
+    value = f"{100 * found['value']:.1f}"
+    return f"{value} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]" if found.get("low") is not None else value
+
+
+def _record(files: list[Path], results: dict[str, Any]) -> None:
+    from skillgraft.graft_file import save
+
+    for path in files:
+        graft = output.load_graft(path)
+        scores = dict(graft.info.get("scores", {}))
+        scores["test"] = {task: models[path.name] for task, models in results.items()}
+        save(graft.with_info(scores=scores), path, overwrite=True)

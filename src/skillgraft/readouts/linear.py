@@ -1,0 +1,122 @@
+"""Linear head: a fresh classifier on the first token or the pooled state, as transformers builds it (P1 fig. 3).
+
+Several tasks share one classifier, whose labels are the tasks' labels one after the other; each readout reads its own
+slice. A classifier that the folder already has is kept if it has as many classes under the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from torch import Tensor, nn
+
+from skillgraft.errors import InputError, listed
+from skillgraft.readouts.image_rows import ImageRows
+from skillgraft.readouts.plan import Options, Plan
+from skillgraft.readouts.readout import Batch, Encoded, Inputs
+from skillgraft.readouts.source import Source
+from skillgraft.readouts.text_rows import TextRows, encoded, model_inputs, pad_id
+from skillgraft.tasks import Examples, Task
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`first`: the column of the shared classifier at which the task's labels begin."""
+
+    task: Task
+    inputs: Inputs
+    first: int
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {"readout": "linear", "first_label": self.first, **self.inputs.settings}
+
+    def encode(self, examples: Examples) -> list[Encoded]:
+        return self.inputs.encode(examples)
+
+    def collate(self, rows: Sequence[Encoded]) -> Batch:
+        return self.inputs.batch(rows)
+
+    def scores(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(rows, labels) logits: the task's slice of the classifier."""
+        logits: Tensor = model(**model_inputs(batch)).logits
+        return logits[:, self.first : self.first + len(self.task.labels)]
+
+
+@dataclass(frozen=True)
+class FieldTexts:
+    """A row's fields as the tokenizer takes them: one text or a pair; three and more become one text."""
+
+    task: Task
+    text: TextRows
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {"max_length": self.text.max_length}
+
+    def encode(self, examples: Examples) -> list[Encoded]:
+        columns = [examples.columns[field] for field in self.task.inputs]
+        found = self.text.truncated(*(columns if len(columns) <= 2 else [self._joined(examples)]))
+        return encoded(found, examples)
+
+    def batch(self, rows: Sequence[Encoded]) -> Batch:
+        return self.text.batch(rows)
+
+    def _joined(self, examples: Examples) -> list[str]:
+        template = self.task.describe.input if self.task.describe else None
+        return [template.render(row) if template else " ".join(row.values()) for row in examples.rows()]
+
+
+def plan_linear(source: Source, tasks: Sequence[Task], options: Options) -> Plan:
+    """For any encoder, decoder or vision model; all tasks are texts or all are images."""
+    kinds = {task.kind for task in tasks}
+    if "choice" in kinds:
+        ragged = listed(task.name for task in tasks if task.kind == "choice")
+        raise InputError(
+            f"{ragged}: multiple choice has no fixed labels for a linear head; use choice, causal or text-head"
+        )
+    if len(kinds) > 1:
+        raise InputError(f"one model reads texts or images, not both: {listed(f'{t.name} ({t.kind})' for t in tasks)}")
+    firsts = list(accumulate((len(task.labels) for task in tasks), initial=0))[:-1]
+    names = _class_names(tasks)
+    _check_own_labels(source, names)
+    readouts = tuple(
+        Linear(task, _inputs(source, task, options), first) for task, first in zip(tasks, firsts, strict=True)
+    )
+    is_image = kinds == {"image"}
+    loader = "AutoModelForImageClassification" if is_image else "AutoModelForSequenceClassification"
+    # A decoder's classifier reads the last token that is not padding, so it must know which token that is.
+    padding = {} if is_image else {"pad_token_id": pad_id(source.tokenizer)}
+    return Plan(loader, lambda _model: readouts, head="made", config={**_labels(names), **padding})
+
+
+def _inputs(source: Source, task: Task, options: Options) -> Inputs:
+    if task.kind == "image":
+        return ImageRows.of(source, task)
+    return FieldTexts(task, TextRows.of(source, options, max_length=task.max_length))
+
+
+def _class_names(tasks: Sequence[Task]) -> list[str]:
+    if len(tasks) == 1:
+        return list(tasks[0].labels)
+    return [f"{task.name}: {label}" for task in tasks for label in task.labels]
+
+
+def _labels(names: Sequence[str]) -> dict[str, Any]:
+    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+
+
+def _check_own_labels(source: Source, names: Sequence[str]) -> None:
+    """Refuses a classifier of the same size that was trained for other classes: it would be used unnoticed."""
+    if not any(kind.endswith("Classification") for kind in source.settings.get("architectures") or ()):
+        return
+    own = list(source.config.id2label.values())
+    stated = not all(name.startswith("LABEL_") for name in own)
+    if stated and len(own) == len(names) and [name.lower() for name in own] != [name.lower() for name in names]:
+        raise InputError(
+            f"{source.name} has a classifier for {listed(own)}, but the task's labels are {listed(names)}: "
+            "start from the model that it was trained from, or name the labels alike and in the same order"
+        )

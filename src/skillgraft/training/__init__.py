@@ -1,0 +1,1 @@
+"""Fine-tuning: one loop; what varies is an argument."""

@@ -1,0 +1,91 @@
+"""Settings that are refused, schedules by hand, and rows as a pure function of seed and step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skillgraft.errors import InputError
+from skillgraft.training.batches import BatchOrder
+from skillgraft.training.grid import _points
+from skillgraft.training.plan import RECIPES, Plan, p1_steps, recipe
+
+
+@pytest.mark.parametrize(
+    ("settings_", "message"),
+    [
+        ({"lr": -1.0}, "lr must be a number of at least 0"),
+        ({"lr": math.nan}, "lr must be a number"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"optimizer": "adam"}, "did you mean 'adamw'"),
+        ({"method": "bitfit"}, "unknown method 'bitfit'"),
+        ({"keep": "best"}, "needs validate_every"),
+        ({"batch_size": 8, "accumulation": 3}, "cannot be split into 3 equal parts"),
+    ],
+)
+def test_wrong_settings_are_refused(settings_: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Plan(**settings_)
+
+
+def test_unknown_settings_and_recipes_say_what_is_known() -> None:
+    with pytest.raises(InputError, match="did you mean 'lr'"):
+        Plan().with_changes(lrr=1.0)
+    with pytest.raises(InputError, match="did you mean 'p1'"):
+        recipe("p11")
+
+
+def test_schedules_by_hand() -> None:
+    plan = Plan(lr=1.0, steps=6, warmup_steps=2, schedule="linear")
+    assert [plan.lr_at(step) for step in range(6)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    cosine = Plan(lr=2.0, steps=4, schedule="cosine")
+    assert cosine.lr_at(0) == 2.0
+    assert cosine.lr_at(2) == pytest.approx(1.0)
+    assert Plan(lr=0.3).lr_at(999) == 0.3
+
+
+def test_p1s_grid_is_the_papers() -> None:
+    points = {(point["batch_size"], point["lr"]) for point in RECIPES["p1"].grid}
+    assert points == {(size, lr) for size in (2, 4, 8) for lr in (1e-2, 5e-3, 1e-3)}
+    assert (p1_steps(2, 64), p1_steps(2, 4096)) == (2048, 16 * 2 * 512)
+
+
+def test_a_setting_that_is_given_leaves_the_grid() -> None:
+    assert _points(RECIPES["p1"], {"lr": 0.5}) == [{"batch_size": 2}, {"batch_size": 4}, {"batch_size": 8}]
+    assert _points(RECIPES["p1"], {"lr": 0.5, "batch_size": 4}) == [{}]
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.integers(1, 30), batch=st.integers(1, 12), seed=st.integers(0, 9))
+def test_every_epoch_has_every_row_once(size: int, batch: int, seed: int) -> None:
+    order = BatchOrder([size], batch_size=batch, steps=3 * size, seed=seed)
+    stream = np.concatenate([order.step(step)[1] for step in range(3 * size)])
+    for epoch in range(len(stream) // size):
+        assert sorted(stream[epoch * size : (epoch + 1) * size]) == list(range(size))
+
+
+def test_any_step_can_be_asked_for_alone() -> None:
+    order = BatchOrder([10, 20], batch_size=4, steps=50, seed=3)
+    again = BatchOrder([10, 20], batch_size=4, steps=50, seed=3)
+    for step in (40, 7, 7, 0):
+        assert order.step(step)[0] == again.step(step)[0]
+        assert order.step(step)[1].tolist() == again.step(step)[1].tolist()
+
+
+def test_a_mixture_reads_every_tasks_rows_in_order_and_in_its_share() -> None:
+    order = BatchOrder([10, 30], batch_size=5, steps=2000, seed=0)
+    rows: dict[int, list[int]] = {0: [], 1: []}
+    for step in range(2000):
+        task, chosen = order.step(step)
+        rows[task].extend(chosen.tolist())
+    assert sorted(rows[0][:10]) == list(range(10))
+    assert sorted(rows[1][:30]) == list(range(30))
+    share = len(rows[0]) / (len(rows[0]) + len(rows[1]))
+    assert 0.45 < share < 0.55
+    proportional = BatchOrder([10, 30], batch_size=5, steps=2000, seed=0, proportional=True)
+    assert 0.2 < np.mean(proportional.tasks == 0) < 0.3
