@@ -17,7 +17,7 @@ from folders import decoder, write_folder
 from measuring import GIGABYTE, Figure, Measured, Settings, command, interleaved, median_ratio, work_folder
 from skillgraft.checkpoint import CHUNK_BYTES, Checkpoint, chunks
 from skillgraft.errors import RunError
-from skillgraft.extract import extract
+from skillgraft.extraction import extract
 from skillgraft.graft import Graft
 
 _DENSITY = 1e-4

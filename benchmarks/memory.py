@@ -19,7 +19,7 @@ from folders import Layout, decoder, random_graft, write_folder
 from measuring import GIGABYTE, MEGABYTE, Figure, Measured, Settings, command, work_folder
 from skillgraft import graft_file
 from skillgraft.errors import RunError
-from skillgraft.extract import extract
+from skillgraft.extraction import extract
 from skillgraft.surgery import Named, apply
 
 _DENSITY = 1e-4

@@ -61,8 +61,11 @@ def arrays(dtype: np.dtype[Any], size: int, *, large: bool = True) -> st.SearchS
             result[(result & exponent) >= (exponent // 4 * 3)] &= ~result.dtype.type(1 << (shift + width - 2))
         return result.astype(f"u{dtype.itemsize}").view(dtype)
 
-    exactly = lambda count: st.binary(min_size=count, max_size=count)  # noqa: E731
-    return st.builds(numbers, exactly(size), exactly(size * dtype.itemsize))
+    return st.builds(numbers, _bytes(size), _bytes(size * dtype.itemsize))
+
+
+def _bytes(count: int) -> st.SearchStrategy[bytes]:
+    return st.binary(min_size=count, max_size=count)
 
 
 @st.composite

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skillgraft.extract import extract
+from skillgraft.extraction import extract
 from skillgraft.surgery import apply, remove
 
 from .folders import named, outputs, real_model, same_weights

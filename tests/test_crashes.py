@@ -18,12 +18,13 @@ import pytest
 
 from skillgraft import graft_file
 from skillgraft.errors import RunError, SkillgraftError
-from skillgraft.extract import extract
+from skillgraft.extraction import extract
 from skillgraft.graft import total
 from skillgraft.surgery import Named, apply
 
 from .folders import body, content, moved, numbers, write_folder
 
+REPOSITORY = str(Path(__file__).parent.parent)
 BIG = "encoder.layer.2.output.dense.weight"
 # What a process does to the file system, as Python's audit events name it: the moments at which it is killed.
 EVENTS = ("open", "os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "shutil.copyfile", "os.listdir")
@@ -188,15 +189,13 @@ def on_a_mount(tmp_path: Path, options: str, script: str) -> str:
     """Run Python where `place` is a tmpfs of its own, seen by that process alone; returns what it printed."""
     place = tmp_path / "place"
     place.mkdir()
-    inside = f'mount -t tmpfs -o {options} tmpfs {place} && exec {sys.executable} -c "$0" {place}'
-    command = ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs -o {options} tmpfs {place}"]
+    mount, alone = f"mount -t tmpfs -o {options} tmpfs {place}", ["unshare", "--mount", "sh", "-c"]
     try:
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run([*alone, mount], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("mounting is not permitted here")
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", inside, script], capture_output=True, text=True, check=False
-    )
+    command = [*alone, f'{mount} && exec {sys.executable} -c "$0" {place}', script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -204,7 +203,7 @@ def on_a_mount(tmp_path: Path, options: str, script: str) -> str:
 SCRIPT = """
 import sys, pathlib, subprocess
 sys.path.insert(0, {repository!r})
-from tests.test_crashes import ACTIONS, SkillgraftError
+from tests.test_crashes import ACTIONS, SkillgraftError, clear
 root, place = pathlib.Path({root!r}), pathlib.Path(sys.argv[1])
 for size in {sizes}:
     if size:
@@ -213,17 +212,15 @@ for size in {sizes}:
         try:
             action(root, place / "out")
             print(name, "done", sep="|")
-            import shutil
-            shutil.rmtree(place / "out") if (place / "out").is_dir() else (place / "out").unlink()
+            clear(place / "out")
         except SkillgraftError as error:
             print(name, error.exit_code, error, [item.name for item in place.iterdir()], sep="|")
 """
 
 
 def test_full_disk(root, tmp_path):
-    repository = str(Path(__file__).parent.parent)
     sizes = ["8k", "64k", "200k", "300k", "400k", "600k", "900k"]
-    script = SCRIPT.format(repository=repository, root=str(root), sizes=sizes)
+    script = SCRIPT.format(repository=REPOSITORY, root=str(root), sizes=sizes)
     lines = [line.split("|") for line in on_a_mount(tmp_path, "size=1m", script).splitlines()]
     failures = [line for line in lines if line[1] != "done"]
     assert len(lines) == 3 * len(sizes)
@@ -236,7 +233,7 @@ def test_full_disk(root, tmp_path):
 
 
 def test_read_only_disk(root, tmp_path):
-    script = SCRIPT.format(repository=str(Path(__file__).parent.parent), root=str(root), sizes=[None])
+    script = SCRIPT.format(repository=REPOSITORY, root=str(root), sizes=[None])
     lines = [line.split("|") for line in on_a_mount(tmp_path, "ro", script).splitlines()]
     assert [line[:2] for line in lines] == [[name, "1"] for name in ACTIONS]
     assert all("out cannot be written: no permission in" in line[2] for line in lines)

@@ -10,7 +10,7 @@ import pytest
 from skillgraft.checkpoint import Checkpoint, MemoryTensors
 from skillgraft.dtypes import BFLOAT16, same_bits
 from skillgraft.errors import InputError
-from skillgraft.extract import extract
+from skillgraft.extraction import extract
 from skillgraft.movement import most_moved
 from skillgraft.region import Region, Scope
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from skillgraft.errors import FormatError, InputError
-from skillgraft.extract import extract
+from skillgraft.extraction import extract
 from skillgraft.region import Region, Scope
 
 from .folders import BODY, EMBEDDING, QUERY, body, moved, numbers, write_pair

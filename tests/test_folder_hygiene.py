@@ -8,10 +8,10 @@ import pytest
 
 from skillgraft import tensor_file
 from skillgraft.errors import InputError
-from skillgraft.extract import extract
+from skillgraft.extraction import extract
 from skillgraft.surgery import apply, remove
 
-from .folders import body, content, file_names, moved, named, numbers, same_weights, write_folder
+from .folders import body, content, file_names, moved, named, numbers, same_weights, write_folder, write_pair
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -78,7 +78,7 @@ def test_index_counts_the_bytes_of_the_tensors(tmp_path):
 
 
 def test_output_inside_the_input_is_refused(tmp_path):
-    base, tuned = write_folder(tmp_path / "base", body()), write_folder(tmp_path / "tuned", moved(body()))
+    base, tuned = write_pair(tmp_path, body(), moved(body()))
     graft = named(extract(base, tuned))
     for out in (base / "out", base / "a" / "b"):
         with pytest.raises(InputError, match=r"lies inside .*, which stays as it is; choose an output outside it"):

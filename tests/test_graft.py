@@ -191,3 +191,21 @@ def test_representation():
 def test_a_delta_beyond_float64_does_not_warn():
     g = graft([0], [0], [3e38], scale=1e300)
     assert g.delta("w").tolist() == [np.inf]
+
+
+def test_a_sum_keeps_the_labels_of_the_head_that_is_taken() -> None:
+    region = Region(Scope.of("all", {"w": (4,)}), {"w": [1]})
+    base, tuned = {"w": np.zeros(4, np.float32)}, {"w": np.ones(4, np.float32)}
+
+    def made(head: float, *labels: str) -> Graft:
+        heads = {"classifier.weight": np.full(2, head, np.float32)}
+        return Graft.between(base, tuned, region, heads=heads, info=Info(labels=list(labels), base="b"))
+
+    films, topics, plain = (
+        made(1.0, "bad", "good"),
+        made(2.0, "sport", "world"),
+        made(1.0, "bad", "good").without_heads(),
+    )
+    assert total([films, topics], head=topics).info["labels"] == ["sport", "world"]
+    assert total([films, plain.with_info(labels=None)]).info["labels"] == ["bad", "good"]
+    assert total([films, topics], head=films).info["base"] == "b"

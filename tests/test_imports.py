@@ -15,10 +15,10 @@ SOURCE = Path(skillgraft.__file__).parent
 LAYERS = (
     ("errors", "names", "strict_json", "dtypes", "rounding", "provenance", "versions"),
     ("region", "graft"),
-    ("atomic", "tensor_file"),
+    ("atomic", "tensor_file", "weight_files"),
     ("graft_file", "checkpoint"),
     ("movement", "lora", "ledger", "card", "rewrite", "fit", "vocabulary"),
-    ("extract", "surgery", "export", "comparison", "binding", "live", "doctor"),
+    ("extraction", "surgery", "export", "comparison", "binding", "live", "doctor"),
     ("tasks", "readouts", "measure", "training", "localize", "compose", "report", "reproduce"),
     ("cli", "__main__"),
 )

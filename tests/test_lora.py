@@ -12,7 +12,7 @@ from skillgraft import checkpoint, lora, tensor_file
 from skillgraft.checkpoint import Checkpoint
 from skillgraft.dtypes import BFLOAT16, same_bits
 from skillgraft.errors import InputError
-from skillgraft.extract import extract
+from skillgraft.extraction import extract
 from skillgraft.lora import LoraCheckpoint, LowRank
 from skillgraft.surgery import apply, remove
 

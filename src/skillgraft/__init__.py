@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from skillgraft.comparison import describe as describe
     from skillgraft.compose.rules import combine as combine
     from skillgraft.export import export_patch as export_patch
-    from skillgraft.extract import extract as extract
+    from skillgraft.extraction import extract as extract
     from skillgraft.graft import Graft as Graft
     from skillgraft.graft import total as total
     from skillgraft.graft_file import load as load
@@ -39,7 +39,7 @@ _HOME = {
     "compare": "comparison",
     "describe": "comparison",
     "export_patch": "export",
-    "extract": "extract",
+    "extract": "extraction",
     "grafted": "live",
     "load": "graft_file",
     "load_region": "graft_file",

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from skillgraft.dtypes import TAGS, Array, all_finite, bits, frozen, is_float, round_once, same_bits
 from skillgraft.errors import HeadConflict, InputError, WrongBase, listed
-from skillgraft.provenance import Info
+from skillgraft.provenance import HEAD_ITEMS, Info
 from skillgraft.region import Indices, Region, places
 from skillgraft.rounding import added, blended
 
@@ -214,7 +214,7 @@ def total(grafts: Sequence[Graft], *, head: Graft | None = None) -> Graft:
         scale=first.scale if exact else 1.0,
         heads=_joined_heads(ordered, head),
         base_fingerprint=first.base_fingerprint,
-        info=Info.agreed([graft.info for graft in ordered]),
+        info=_joined_info(ordered, head),
     )
 
 
@@ -271,6 +271,13 @@ def _joined_heads(grafts: Sequence[Graft], chosen: Graft | None) -> dict[str, Ar
                 )
             heads[name] = head
     return heads
+
+
+def _joined_info(grafts: Sequence[Graft], chosen: Graft | None) -> Info:
+    """What all parts agree on; what belongs to a head, from those that bring one."""
+    givers = [chosen] if chosen is not None else [graft for graft in grafts if graft.heads] or grafts
+    of_heads = Info.agreed([graft.info for graft in givers])
+    return Info.agreed([graft.info for graft in grafts]).updated(**{key: of_heads.get(key) for key in HEAD_ITEMS})
 
 
 def _frozen(numbers: Arrays, region: Region, what: str) -> Arrays:

@@ -35,6 +35,8 @@ ITEMS: Mapping[str, type] = MappingProxyType(
         "versions": dict,
     }
 )
+# What describes a head and the architecture around it: it comes from the graft whose head is taken.
+HEAD_ITEMS = ("prefix", "body_heads", "removed", "architectures", "num_labels", "id2label", "labels", "config")
 
 
 class Info(Mapping[str, Any]):

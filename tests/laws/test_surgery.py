@@ -15,7 +15,7 @@ from skillgraft import tensor_file
 from skillgraft.checkpoint import Checkpoint
 from skillgraft.dtypes import Array, same_bits
 from skillgraft.errors import WrongBase
-from skillgraft.extract import extract
+from skillgraft.extraction import extract
 from skillgraft.surgery import Named, apply, remove
 
 from ..strategies import FORMATS, arrays, examples

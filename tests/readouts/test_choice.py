@@ -123,8 +123,8 @@ class WithoutSpace:
     def answer_ids(self, answers: list[str]) -> dict[str, list[int]]:
         return {answer: ids if answer.strip() else [] for answer, ids in self.ranker.answer_ids(answers).items()}
 
-    def inputs(self, *arguments: Any) -> Any:
-        return self.ranker.inputs(*arguments)
+    def encoded(self, *arguments: Any) -> Any:
+        return self.ranker.encoded(*arguments)
 
 
 def test_an_empty_choice(folders: Folders) -> None:

@@ -108,3 +108,12 @@ def test_finds_the_model_inside_a_wrapper() -> None:
 
     positions = torch.tensor([[2], [4], [8]])
     assert torch.equal(logits_at(Wrapper(), batch(), positions), logits_at(inner, batch(), positions))
+
+
+def test_finds_the_model_inside_an_adapter() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    inner, positions = model_of("BertForMaskedLM"), torch.tensor([[2], [4], [8]])
+    plain = logits_at(inner, batch(), positions)
+    adapted = get_peft_model(inner, LoraConfig(r=2, target_modules=["query"]))
+    assert torch.equal(logits_at(adapted, batch(), positions), plain)  # a new adapter changes nothing yet

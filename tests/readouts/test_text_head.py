@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ def test_choices_are_embedded_per_row(folders: Folders) -> None:
         torch.testing.assert_close(found[: len(heads)], expected, atol=1e-4, rtol=1e-4)
         assert found[len(heads) :].isneginf().all()
     assert opened.readouts[0].settings["choice"] == "the {choice}"
+    assert opened.readouts[0].encode(gaps().select([])) == []
 
 
 def test_training_does_not_move_the_head(folders: Folders) -> None:
@@ -157,6 +159,29 @@ def test_no_descriptions(folders: Folders) -> None:
     task = task_of(SENTIMENT.split("[describe]")[0])
     with pytest.raises(InputError, match=r"'films': the text-head readout needs a \[describe\] table"):
         open_readouts(folders("sentence_encoder"), [task], readout="text-head")
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "message"),
+    [
+        (SENTIMENT, {"descriptions": {"bad": "a bad film"}}, "has no text for the label good"),
+        (GAPS, {"choice": None}, "has no 'choice', the text that stands for a choice"),
+        (SENTIMENT, {"input": None}, "has no 'input', the text that stands for a row"),
+    ],
+)
+def test_incomplete_descriptions(folders: Folders, text: str, change: dict[str, Any], message: str) -> None:
+    task = task_of(text)
+    assert task.describe
+    with pytest.raises(InputError, match=message):
+        open_readouts(folders("sentence_encoder"), [replace(task, describe=replace(task.describe, **change))])
+
+
+def test_a_short_limit_does_not_cut_descriptions(folders: Folders) -> None:
+    heads = [
+        open_readouts(folders("sentence_encoder"), [task_of(SENTIMENT)], max_length=limit).readouts[0].head
+        for limit in (4, None)
+    ]
+    assert torch.equal(*heads)
 
 
 def test_encoder_decoder(folders: Folders) -> None:

@@ -52,6 +52,7 @@ def run(
         "tuned": folders, "grafts": grafts, "readout": readout, "rows": rows, "shots": shots, "seed": seed,
         "max_length": max_length, "batch_size": batch_size,
     }  # fmt: skip
+    output.only_our_progress()
     with output.progress("evaluating") as progress:
         found = evaluate(
             base, list(task), split=split, on_model=lambda _m, _t, done, all_: progress(done, all_), **asked

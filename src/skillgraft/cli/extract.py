@@ -35,7 +35,7 @@ def run(
       skillgraft extract BASE ADAPTER --budget 8500 -o skill.safetensors
     """
     from skillgraft import atomic, graft_file
-    from skillgraft.extract import extract
+    from skillgraft.extraction import extract
 
     atomic.check_target(out)
     wanted = graft_file.load_region(region) if region else None

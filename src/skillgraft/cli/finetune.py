@@ -51,6 +51,7 @@ def run(
     ] = None,
     max_length: MaxLength = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Write OUT.steps/step-N every N steps.")] = None,
+    snapshot_seconds: Annotated[float, typer.Option(help="How often to save where a killed run resumes.")] = 60.0,
     json: Json = False,
 ) -> None:
     """Fine-tune BASE on one task or a mixture; killed and started again, it goes on where it was.
@@ -72,6 +73,7 @@ def run(
         "momentum": momentum, "clip_norm": clip_norm, "l1": l1, "lora_rank": lora_rank, "dropout": dropout,
         "mixture": mixture, "stop_at": stop_at, "validate_every": validate_every, "keep": keep, "seed": train_seed,
     }  # fmt: skip
+    output.only_our_progress()
     with output.steps("training") as on_step:
         tuned = finetune_recipe(
             base,
@@ -88,6 +90,7 @@ def run(
             only=load_region(only) if only else None,
             outside=load_region(outside) if outside else None,
             checkpoint_every=checkpoint_every,
+            snapshot_seconds=snapshot_seconds,
             command=output.command_line(),
             on_step=on_step,
         )

@@ -65,6 +65,13 @@ def load_graft(path: Path) -> Graft:
     return load(path)
 
 
+def only_our_progress() -> None:
+    """Switch off the progress bars that transformers shows for every file it reads or writes."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 @contextmanager
 def progress(title: str) -> Iterator[Progress]:
     """A progress bar with time left on stderr; silent where stderr is not a terminal."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skillgraft.errors import InputError
-from skillgraft.extract import extract
+from skillgraft.extraction import extract
 from skillgraft.graft import Graft
 from skillgraft.live import grafted
 from skillgraft.measure.predict import predict

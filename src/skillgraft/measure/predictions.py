@@ -13,7 +13,6 @@ score, a label outside the classes, names that do not fit the classes, and any f
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import zipfile
@@ -28,7 +27,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from skillgraft.errors import FormatError, InputError, RunError, did_you_mean
+from skillgraft import atomic
+from skillgraft.errors import FormatError, InputError, did_you_mean
 
 FloatArray = npt.NDArray[np.float64]
 _Array = TypeVar("_Array", bound=npt.NDArray[Any])
@@ -139,19 +139,9 @@ class Predictions:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the file whole or not at all, and return its path as given (nothing is added to the name)."""
         target = Path(path)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         header = np.frombuffer(json.dumps({"format": _VERSION, **_words(self)}, sort_keys=True).encode(), np.uint8)
-        try:
-            with partial.open("wb") as file:
-                np.savez(file, header=header, scores=self.scores, labels=self.labels)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, target)
-        except OSError as error:
-            raise RunError(f"{target}: the predictions could not be written: {error}") from error
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+        with atomic.new_file(target, overwrite=True) as temporary, temporary.open("wb") as file:
+            np.savez(file, header=header, scores=self.scores, labels=self.labels)
         return target
 
     @classmethod

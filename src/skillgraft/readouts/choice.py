@@ -54,7 +54,7 @@ class Choice:
         ]
 
     def collate(self, rows: Sequence[Encoded]) -> Batch:
-        return {**self.ranker.collate([row.inputs for row in rows]), "labels": labels_of(rows)}
+        return {**self.ranker.collate(rows), "labels": labels_of(rows)}
 
     def scores(self, model: nn.Module, batch: Batch) -> Tensor:
         """(rows, choices) log-probabilities; -inf where a row has fewer choices than others."""
@@ -71,13 +71,13 @@ class Choice:
         where = f"task {self.task.name!r}, row {row}"
         if not all(candidates):
             raise InputError(f"{where}: a choice has no tokens; expected text")
-        inputs = self.ranker.inputs(prompt, candidates)
-        if inputs["length"] > self.text.room:
+        found = self.ranker.encoded(prompt, candidates, label)
+        if found.length > self.text.room:
             raise InputError(
-                f"{where}: prompt and answer take {inputs['length']} tokens, but the model reads at most {self.text.room}; "
+                f"{where}: prompt and answer take {found.length} tokens, but the model reads at most {self.text.room}; "
                 f"lower max_length (it is {self.text.max_length})"
             )
-        return Encoded(inputs, label, inputs["length"])
+        return found
 
 
 def plan_choice(source: Source, tasks: Sequence[Task], options: Options) -> Plan:

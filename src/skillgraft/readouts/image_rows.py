@@ -43,7 +43,8 @@ class ImageRows:
     @property
     def keeps_bytes(self) -> bool:
         """Whether the processor ends with the usual rescaling and normalising, which can wait for the batch."""
-        return bool(getattr(self.processor, "do_rescale", False) and getattr(self.processor, "do_normalize", False))
+        usual = getattr(self.processor, "do_rescale", False) and getattr(self.processor, "do_normalize", False)
+        return bool(usual) and len(self._per_channel("image_mean")) == self.channels
 
     def encode(self, examples: Examples) -> list[Encoded]:
         column = examples.columns[self.field]

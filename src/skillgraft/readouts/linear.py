@@ -67,7 +67,9 @@ class FieldTexts:
 
     def _joined(self, examples: Examples) -> list[str]:
         template = self.task.describe.input if self.task.describe else None
-        return [template.render(row) if template else " ".join(row.values()) for row in examples.rows()]
+        if template:
+            return [template.render(row) for row in examples.rows()]
+        return [" ".join(row[field] for field in self.task.inputs) for row in examples.rows()]
 
 
 def plan_linear(source: Source, tasks: Sequence[Task], options: Options) -> Plan:

@@ -45,7 +45,7 @@ class Loader:
     """How the model of a plan is loaded: from the base, and again from any tuned folder of the same architecture."""
 
     plan: Plan
-    dtype: Any
+    dtype: torch.dtype
     attention: str
     seed: int
 
@@ -59,7 +59,7 @@ class Loader:
             setattr(config, key, value)
         options = {"ignore_mismatched_sizes": True} if self.plan.head == "made" else {}
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+            torch.default_generator.manual_seed(self.seed)
             model, info = source.load(
                 self.plan.loader, config=config, dtype=self.dtype, attn_implementation=self.attention, **options
             )

@@ -6,20 +6,20 @@ logits from which each candidate token is predicted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from skillgraft.readouts.positions import logits_at, pretrained
 from skillgraft.readouts.prompting import without_eos
-from skillgraft.readouts.readout import Batch
+from skillgraft.readouts.readout import Batch, Encoded
 from skillgraft.readouts.text_rows import TextRows, padded
 from skillgraft.readouts.words import continuations
 
-Inputs = Mapping[str, Any]
+Candidates = Sequence[Sequence[int]]
 
 
 class Ranker(Protocol):
@@ -27,11 +27,11 @@ class Ranker(Protocol):
         """The tokens of each answer, as this kind of model is to produce them."""
         ...
 
-    def inputs(self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """One row: `input_ids`, `candidates`, and `length`, the tokens of its longest sequence."""
+    def encoded(self, prompt: Sequence[int], candidates: Candidates, label: int) -> Encoded:
+        """One row: `input_ids` and `candidates`; its length is that of the longest sequence that the model reads."""
         ...
 
-    def collate(self, rows: Sequence[Inputs]) -> Batch: ...
+    def collate(self, rows: Sequence[Encoded]) -> Batch: ...
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """(rows × choices, tokens, vocabulary)."""
@@ -49,11 +49,12 @@ class Seq2seq:
         found = self.text.texts([answer.strip() for answer in answers])
         return {answer: tokens["input_ids"] for answer, tokens in zip(answers, found, strict=True)}
 
-    def inputs(self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]) -> dict[str, Any]:
-        return {"input_ids": prompt, "candidates": candidates, "length": len(prompt)}
+    def encoded(self, prompt: Sequence[int], candidates: Candidates, label: int) -> Encoded:
+        return Encoded({"input_ids": prompt, "candidates": candidates}, label, len(prompt))
 
-    def collate(self, rows: Sequence[Inputs]) -> Batch:
-        return {**self.text.padded([row["input_ids"] for row in rows]), **_laid_out(rows)}
+    def collate(self, rows: Sequence[Encoded]) -> Batch:
+        tokens = self.text.padded([row.inputs["input_ids"] for row in rows])
+        return {**tokens, **_laid_out([row.inputs["candidates"] for row in rows])}
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         candidates = batch["candidates"]
@@ -80,17 +81,20 @@ class Continued:
         found = continuations(self.text.tokenizer, self.after, spaced)
         return dict(zip(answers, found, strict=True))
 
-    def inputs(self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]) -> dict[str, Any]:
+    def encoded(self, prompt: Sequence[int], candidates: Candidates, label: int) -> Encoded:
         ids = without_eos(prompt, self.text.tokenizer.eos_token_id)
-        return {"input_ids": ids, "candidates": candidates, "length": len(ids) + max(map(len, candidates))}
+        return Encoded({"input_ids": ids, "candidates": candidates}, label, len(ids) + max(map(len, candidates)))
 
-    def collate(self, rows: Sequence[Inputs]) -> Batch:
-        most = max(len(row["candidates"]) for row in rows)
-        texts = [[*row["input_ids"], *candidate] for row in rows for candidate in _filled_up(row["candidates"], most)]
+    def collate(self, rows: Sequence[Encoded]) -> Batch:
+        prompts, candidates = zip(*((row.inputs["input_ids"], row.inputs["candidates"]) for row in rows), strict=True)
+        most = max(map(len, candidates))
+        # The first candidate again where a row has fewer: a text without any token makes attention divide 0 by 0.
+        filled = [[*some, *[some[0]] * (most - len(some))] for some in candidates]
+        texts = [[*prompt, *one] for prompt, some in zip(prompts, filled, strict=True) for one in some]
         tokens = {name: table.view(len(rows), most, -1) for name, table in self.text.padded(texts).items()}
         # The token at position p is predicted at p - 1.
-        before = torch.tensor([len(row["input_ids"]) - 1 for row in rows])
-        return {**tokens, "before": before, **_laid_out(rows)}
+        before = torch.tensor([len(prompt) - 1 for prompt in prompts])
+        return {**tokens, "before": before, **_laid_out(candidates)}
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         ids, mask = (batch[name].flatten(0, 1) for name in ("input_ids", "attention_mask"))
@@ -100,18 +104,12 @@ class Continued:
         return logits_at(model, {"input_ids": ids, "attention_mask": mask}, positions.clamp(max=ids.shape[1] - 1))
 
 
-def _laid_out(rows: Sequence[Inputs]) -> Batch:
+def _laid_out(candidates: Sequence[Candidates]) -> Batch:
     """`candidates` and `candidate_mask`, both (rows, choices, tokens)."""
-    most = max(len(row["candidates"]) for row in rows)
-    ids = [ids for row in rows for ids in (*row["candidates"], *[()] * (most - len(row["candidates"])))]
-    ones = [[1] * len(candidate) for candidate in ids]
-    width = max(map(len, ids))
+    rows, most = len(candidates), max(map(len, candidates))
+    ids = [one for some in candidates for one in (*some, *[()] * (most - len(some)))]
+    ones = [[1] * len(one) for one in ids]
     return {
-        "candidates": padded(ids, width=width).view(len(rows), most, -1),
-        "candidate_mask": padded(ones, width=width).view(len(rows), most, -1),
+        "candidates": padded(ids).view(rows, most, -1),
+        "candidate_mask": padded(ones).view(rows, most, -1),
     }
-
-
-def _filled_up(candidates: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
-    """The first one again where a row has fewer: a text without any token would make attention divide 0 by 0."""
-    return [*candidates, *[candidates[0]] * (most - len(candidates))]

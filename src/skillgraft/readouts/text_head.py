@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skillgraft.errors import InputError
+from skillgraft.errors import InputError, listed
 from skillgraft.readouts.embedding import Embed, clip_images, clip_scale, clip_texts, pooling_of, sentences
 from skillgraft.readouts.image_rows import ImageRows
 from skillgraft.readouts.plan import Options, Plan
@@ -109,7 +109,7 @@ class TextHead:
 
     def encode(self, examples: Examples) -> list[Encoded]:
         rows = self.inputs.encode(examples)
-        if self.frozen is None:
+        if self.frozen is None or not rows:
             return rows
         choices = self._choices(examples, self.frozen)
         return [replace(row, inputs={**row.inputs, "head": head}) for row, head in zip(rows, choices, strict=True)]
@@ -152,26 +152,39 @@ def plan_text_head(source: Source, tasks: Sequence[Task], options: Options) -> P
 
 
 def _readout(source: Source, task: Task, options: Options) -> TextHead:
+    describe = _described(task)
+    if source.config.is_encoder_decoder:
+        raise InputError(f"{source.name}: the text-head readout needs an encoder; this is an encoder-decoder model")
+    is_clip = source.config.model_type == CLIP
+    if task.kind == "image" and not is_clip:
+        raise InputError(f"{source.name}: the text-head readout reads images with CLIP only; use linear")
+    pooling = CLIP if is_clip else pooling_of(source)
+    embed_text = clip_texts if is_clip else partial(sentences, pooling=pooling)
+    text = TextRows.of(source, options, max_length=_longest(source, task))
+    # Descriptions are never cut to a limit that is meant for inputs.
+    describer = Describer(replace(text, max_length=text.room), embed_text)
+    if describe.input is None:
+        return TextHead(task, describe, ImageRows.of(source, task), clip_images, describer, pooling)
+    inputs = DescribedTexts(Prompt(describe.input, text.max_length), text)
+    text.check_fits(inputs.prompt)
+    return TextHead(task, describe, inputs, embed_text, describer, pooling)
+
+
+def _described(task: Task) -> Describe:
+    """The task's [describe] table, if it says all that the head needs."""
     describe = task.describe
     if describe is None:
         raise InputError(
             f"task {task.name!r}: the text-head readout needs a [describe] table with a text for each label"
         )
-    if source.config.is_encoder_decoder:
-        raise InputError(f"{source.name}: the text-head readout needs an encoder; this is an encoder-decoder model")
-    is_clip = source.config.model_type == CLIP
-    pooling = CLIP if is_clip else pooling_of(source)
-    embed = clip_texts if is_clip else partial(sentences, pooling=pooling)
-    text = TextRows.of(source, options, max_length=_longest(source, task))
-    describer = Describer(text, embed)
-    if task.kind == "image":
-        if not is_clip:
-            raise InputError(f"{source.name}: the text-head readout reads images with CLIP only; use linear")
-        return TextHead(task, describe, ImageRows.of(source, task), clip_images, describer, pooling)
-    assert describe.input is not None  # every text task's [describe] has one, if only by default
-    inputs = DescribedTexts(Prompt(describe.input, text.max_length), text)
-    text.check_fits(inputs.prompt)
-    return TextHead(task, describe, inputs, embed, describer, pooling)
+    bare = [label for label in task.labels if not describe.label_texts(label)]
+    if bare:
+        raise InputError(f"task {task.name!r}: [describe] has no text for the label {listed(bare)}")
+    if task.kind == "choice" and describe.choice is None:
+        raise InputError(f"task {task.name!r}: [describe] has no 'choice', the text that stands for a choice")
+    if task.kind != "image" and describe.input is None:
+        raise InputError(f"task {task.name!r}: [describe] has no 'input', the text that stands for a row")
+    return describe
 
 
 def _longest(source: Source, task: Task) -> int:

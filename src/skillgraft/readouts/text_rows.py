@@ -24,19 +24,7 @@ from skillgraft.tasks.prompt import CHOICES, Prompt, Row, Slot, Template
 Tokens = dict[str, list[int]]
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "pixel_values")
 # Models that number positions from the padding token's id onwards, so that so many of their positions are never used.
-_POSITIONS_AFTER_PAD = frozenset(
-    (
-        "roberta",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "camembert",
-        "roberta-prelayernorm",
-        "mpnet",
-        "longformer",
-        "esm",
-        "ibert",
-    )
-)
+_POSITIONS_AFTER_PAD = ("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "mpnet", "longformer", "esm")
 
 
 @dataclass(frozen=True)
@@ -90,12 +78,8 @@ class TextRows:
     def check_fits(self, prompt: Prompt, *, mask: str = "") -> None:
         """Refuses a template that is too long by itself, before any row or weight is read."""
         for template in filter(None, (prompt.template, prompt.template_blank)):
-            template.fit(
-                {field: () if field == CHOICES else "" for field in template.fields},
-                self.tokenizer,
-                self.max_length,
-                mask=mask,
-            )
+            empty = {field: () if field == CHOICES else "" for field in template.fields}
+            template.fit(empty, self.tokenizer, self.max_length, mask=mask)
 
     def batch(self, rows: Sequence[Encoded]) -> Batch:
         """Token ids, attention mask, token types and labels, padded on the right."""

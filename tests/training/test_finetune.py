@@ -1,0 +1,294 @@
+"""`finetune` and `evaluate` as a user runs them: methods, resuming after kill -9, several processes, wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from skillgraft import extract, grafted, load_region, save, save_region
+from skillgraft.checkpoint import Checkpoint
+from skillgraft.cli.main import main
+from skillgraft.errors import InputError
+from skillgraft.live import tensors_of
+from skillgraft.measure.evaluate import evaluate
+from skillgraft.movement import most_moved
+from skillgraft.region import Scope
+from skillgraft.tasks import load_task
+from skillgraft.training.finetune import finetune
+from skillgraft.training.grid import finetune_recipe
+from skillgraft.training.plan import Plan
+from tests.folders import same_weights
+from tests.readouts import making
+
+GOOD, BAD = ("fine", "good", "great", "quick"), ("bad", "dull", "slow", "terrible")
+QUICK = Plan(optimizer="adamw", lr=3e-3, batch_size=8, steps=30, dropout=False)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with films.toml, its rows, and the models `encoder` (sentence encoder) and `masked` (BertForMaskedLM)."""
+    folder = tmp_path_factory.mktemp("place")
+    making.sentence_encoder(folder / "encoder")
+    making.bert(folder / "masked")
+    draw = np.random.default_rng(0)
+    rows = []
+    for number in range(160):
+        words = GOOD if number % 2 else BAD
+        text = f"the {draw.choice(['film', 'cat', 'dog', 'house'])} was {draw.choice(words)} {draw.choice(words)}"
+        rows.append({"text": f"{text} {draw.choice(list('abcdefg'))}", "label": number % 2})
+    for name, some in (("x.jsonl", rows[:120]), ("y.jsonl", rows[120:])):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in some))
+    (folder / "films.toml").write_text(
+        making.SENTIMENT.replace('train = "x.jsonl"', 'train = "x.jsonl"\ntest = "y.jsonl"')
+    )
+    return folder
+
+
+@pytest.fixture
+def run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """`skillgraft …` in this process, in that folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(place)
+
+    def run_here(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["skillgraft", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        written = capsys.readouterr()
+        return int(ended.value.code or 0), written.out, written.err
+
+    return run_here
+
+
+def command(*words: object, processes: int = 1) -> list[str]:
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(processes), "--num_machines", "1",
+              "--mixed_precision", "no", "--dynamo_backend", "no"] if processes > 1 else []  # fmt: skip
+    return [sys.executable, *launch, "-m", "skillgraft", *map(str, words)]
+
+
+def start(place: Path, *words: object, processes: int = 1) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        command(*words, processes=processes), cwd=place, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+TRAIN = ("--task", "films.toml", "--optimizer", "adamw", "--lr", "3e-3", "--batch-size", "8", "--no-dropout")
+
+
+def test_finetune_then_evaluate_from_the_command_line(run: Callable[..., Any], place: Path) -> None:
+    code, out, err = run("finetune", "encoder", *TRAIN, "--steps", 150, "-o", "tuned", "--json")
+    assert code == 0, err
+    facts = json.loads(out)
+    assert facts["readout"] == "text-head"
+    assert facts["validation"]["films"] > 0.9
+    assert len((place / "tuned" / "training.jsonl").read_text().splitlines()) == 150
+    made = json.loads((place / "tuned" / "skillgraft.json").read_text())["made"]
+    assert made["plan"]["lr"] == 3e-3
+    assert made["command"].startswith("skillgraft finetune encoder")
+    transformers.AutoModel.from_pretrained(place / "tuned")
+    transformers.AutoTokenizer.from_pretrained(place / "tuned")
+    assert run("extract", "encoder", "tuned", "-o", "skill.safetensors")[0] == 0
+    code, out, err = run("evaluate", "encoder", "--task", "films.toml", "--tuned", "tuned", "--graft", "skill.safetensors",
+                         "--save", "said", "--record", "--json")  # fmt: skip
+    assert code == 0, err
+    models = json.loads(out)["tasks"]["films"]
+    assert models["tuned"]["accuracy"]["value"] > models["base"]["accuracy"]["value"] + 0.2
+    assert models["skill.safetensors"]["accuracy"] == models["tuned"]["accuracy"]
+    assert models["skill.safetensors"]["agreement"]["value"] == 1.0
+    assert {file.name for file in (place / "said").iterdir()} == {
+        "films--base.npz", "films--tuned.npz", "films--skill.safetensors.npz",
+    }  # fmt: skip
+    made = json.loads(run("inspect", "skill.safetensors", "--json")[1])["made"]
+    assert made["scores"]["test"]["films"]["accuracy"] == models["tuned"]["accuracy"]
+
+
+def test_evaluate_prints_a_table(run: Callable[..., Any]) -> None:
+    code, out, err = run("evaluate", "encoder", "--task", "films.toml")
+    assert code == 0, err
+    assert "films (40 rows)" in out
+    assert "majority class: 50.0" in out
+
+
+@pytest.mark.parametrize("settings", [{"method": "bias"}, {"method": "lora"}, {"method": "linear"}, {"l1": 0.001}])
+def test_every_method_writes_a_normal_folder(settings: dict[str, Any], place: Path, tmp_path: Path) -> None:
+    plan = QUICK.with_changes(steps=4, **settings)
+    finetune(place / "encoder", [place / "films.toml"], tmp_path / "out", plan=plan)
+    base, out = Checkpoint.open(place / "encoder"), Checkpoint.open(tmp_path / "out")
+    assert base.shapes == out.shapes
+    assert not same_weights(place / "encoder", tmp_path / "out")
+    transformers.AutoModel.from_pretrained(tmp_path / "out")
+
+
+def test_a_linear_head_travels_in_the_graft(place: Path, tmp_path: Path) -> None:
+    finetune(place / "masked", [place / "films.toml"], tmp_path / "out", plan=QUICK, readout="linear")
+    graft = extract(place / "masked", tmp_path / "out")
+    assert "classifier.weight" in graft.heads
+    found = evaluate(
+        place / "masked", [place / "films.toml"], grafts={"g": graft}, tuned={"t": tmp_path / "out"}, readout="linear"
+    )
+    said = found.said["films"]
+    np.testing.assert_array_equal(said["g"].scores, said["t"].scores)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert model.config.id2label == {0: "bad", 1: "good"}
+
+
+def test_only_and_outside_a_region(place: Path, tmp_path: Path) -> None:
+    finetune(place / "encoder", [place / "films.toml"], tmp_path / "full", plan=QUICK)
+    base, full = Checkpoint.open(place / "encoder"), Checkpoint.open(tmp_path / "full")
+    region = most_moved(base, full, Scope.select("layers", base.shapes), 0.05)
+    save_region(region, tmp_path / "region.safetensors")
+    region = load_region(tmp_path / "region.safetensors")
+    finetune(place / "encoder", [place / "films.toml"], tmp_path / "in", plan=QUICK, only=region)
+    finetune(place / "encoder", [place / "films.toml"], tmp_path / "out", plan=QUICK, outside=region)
+    inside, outside = (extract(place / "encoder", tmp_path / name).region for name in ("in", "out"))
+    assert len(inside - region) == 0
+    assert len(inside) > 0.9 * len(region)
+    assert len(outside & region) == 0
+    assert len(outside) > len(region)
+
+
+def test_a_mixture_of_tasks_trains_one_body(place: Path, tmp_path: Path) -> None:
+    second = (place / "films.toml").read_text().replace('name = "films"', 'name = "again"')
+    (place / "again.toml").write_text(second)
+    tuned = finetune(
+        place / "encoder", [place / "films.toml", place / "again.toml"], tmp_path / "out",
+        plan=QUICK.with_changes(validate_every=10, keep="best"), shots=20,
+    )  # fmt: skip
+    assert set(tuned.validation) == {"films", "again"}
+
+
+def test_checkpoints_on_the_way(place: Path, tmp_path: Path) -> None:
+    finetune(
+        place / "encoder",
+        [place / "films.toml"],
+        tmp_path / "out",
+        plan=QUICK.with_changes(steps=6),
+        checkpoint_every=3,
+    )
+    steps = sorted(folder.name for folder in (tmp_path / "out.steps").iterdir())
+    assert steps == ["step-000003", "step-000006"]
+    assert same_weights(tmp_path / "out.steps" / "step-000006", tmp_path / "out")
+
+
+def test_a_recipes_grid_keeps_the_best_on_validation(place: Path, tmp_path: Path) -> None:
+    task = load_task(place / "films.toml")
+    best = finetune_recipe(
+        place / "encoder", [task], tmp_path / "out", recipe_name="p1", settings={"lr": 0.05, "dropout": False}, shots=4
+    )
+    assert best.steps == 16 * 2 * 4
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("moment", [0.2, 0.6])
+def test_killed_and_started_again_it_ends_with_the_same_bits(moment: float, place: Path, tmp_path: Path) -> None:
+    words = ("finetune", "encoder", *TRAIN, "--steps", 300, "--snapshot-seconds", "0")
+    straight = start(place, *words, "-o", tmp_path / "straight")
+    began = time.monotonic()
+    assert straight.wait(timeout=120) == 0, straight.stderr.read() if straight.stderr else ""
+    took = time.monotonic() - began
+    killed = start(place, *words, "-o", tmp_path / "killed")
+    resume = tmp_path / ".killed.resume"
+    deadline = time.monotonic() + 60
+    while not resume.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(moment * 0.2 * took)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert resume.exists() or (tmp_path / "killed").exists()
+    again = start(place, *words, "-o", tmp_path / "killed") if not (tmp_path / "killed").exists() else None
+    assert again is None or again.wait(timeout=120) == 0
+    assert same_weights(tmp_path / "straight", tmp_path / "killed")
+    assert not resume.exists()
+
+
+def test_two_processes_give_the_numbers_of_one(place: Path, tmp_path: Path) -> None:
+    """Tolerance: float32 sums in another order, through 20 steps of SGD."""
+    words = (
+        "finetune",
+        "encoder",
+        "--task",
+        "films.toml",
+        "--lr",
+        "0.05",
+        "--batch-size",
+        "8",
+        "--no-dropout",
+        "--steps",
+        20,
+    )
+    for processes in (1, 2):
+        run = start(place, *words, "-o", tmp_path / f"p{processes}", processes=processes)
+        _, err = run.communicate(timeout=180)
+        assert run.returncode == 0, err
+    one, two = (transformers.AutoModel.from_pretrained(tmp_path / f"p{processes}") for processes in (1, 2))
+    start_numbers = tensors_of(transformers.AutoModel.from_pretrained(place / "encoder")).arrays
+    moved = 0.0
+    for name, array in tensors_of(one).arrays.items():
+        np.testing.assert_allclose(tensors_of(two).arrays[name], array, atol=2e-5, err_msg=name)
+        moved = max(moved, float(np.abs(array - start_numbers[name]).max()))
+    assert moved > 1e-2, "the run must move the numbers far more than the tolerance"
+
+
+def test_grafts_are_off_again_after_evaluating(place: Path, tmp_path: Path) -> None:
+    finetune(place / "encoder", [place / "films.toml"], tmp_path / "out", plan=QUICK.with_changes(steps=3))
+    graft = extract(place / "encoder", tmp_path / "out")
+    save(graft, tmp_path / "g.safetensors")
+    model = transformers.AutoModel.from_pretrained(place / "encoder")
+    before = {name: array.copy() for name, array in tensors_of(model).arrays.items()}
+    with grafted(model, graft):
+        assert any((array != before[name]).any() for name, array in tensors_of(model).arrays.items())
+    assert all((array == before[name]).all() for name, array in tensors_of(model).arrays.items())
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ('{"text": "a film"}\n', r"x\.jsonl.*row 1|line 1"),
+        ('{"text": "a film", "label": "superb"}\n', "superb"),
+        ("", "empty|no rows"),
+    ],
+    ids=["missing label", "unknown label", "empty file"],
+)
+def test_wrong_rows_end_with_exit_code_2_before_a_model_is_loaded(
+    rows: str, message: str, run: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "x.jsonl").write_text(rows)
+    (tmp_path / "films.toml").write_text(making.SENTIMENT)
+    code, _, err = run("finetune", "no-such-model", "--task", tmp_path / "films.toml", "-o", tmp_path / "out")
+    assert code == 2
+    assert len(err.splitlines()) <= 2
+    assert re.search(message, err), err
+
+
+def test_a_tuned_folder_of_another_architecture_is_refused(run: Callable[..., Any], place: Path) -> None:
+    making.gpt2(place / "gpt2")
+    code, _, err = run("evaluate", "encoder", "--task", "films.toml", "--tuned", "gpt2")
+    assert code == 2
+    assert "share no transformer layer" in err or "differ" in err, err
+
+
+def test_lora_and_a_region_exclude_each_other(place: Path, tmp_path: Path) -> None:
+    base = Checkpoint.open(place / "encoder")
+    region = most_moved(base, base, Scope.select("layers", base.shapes), 5)
+    with pytest.raises(InputError, match="a region cannot restrict it"):
+        finetune(
+            place / "encoder",
+            [place / "films.toml"],
+            tmp_path / "o",
+            plan=QUICK.with_changes(method="lora"),
+            only=region,
+        )
