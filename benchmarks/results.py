@@ -17,8 +17,9 @@ Runs = dict[str, dict[str, Any]]  # benchmark → figures, details, date, load_b
 
 _HEAD = """# Speed and memory
 
-`make bench` writes this page. Ratios are measured side by side, in one run, on a shared machine: jobs take turns and the medians
-are divided. Absolute times are for information only. `load` is the machine's load average when the run began.
+`make bench` writes this page. Ratios are of medians, measured side by side, in one run, on a shared machine: jobs of seconds
+take turns, switches run in series of 100. Absolute times are for information only. `load` is the machine's load average
+when the run began.
 
 """
 _COLUMNS = ("job", "measured", "bar", "holds", "compared with", "absolute, for information", "run")

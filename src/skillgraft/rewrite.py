@@ -7,14 +7,17 @@ rest are re-made in one pass: a new header, then the kept stretches of the old f
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from skillgraft.checkpoint import Checkpoint, renamed
 from skillgraft.dtypes import TAGS, Array
@@ -45,18 +48,26 @@ def copy_edited(source: Checkpoint, target: Path, edit: Edit, *, skip: Iterable[
     for item in sorted(source.path.iterdir()):
         if item.name not in apart and not item.name.startswith("."):
             (shutil.copytree if item.is_dir() else shutil.copyfile)(item, target / item.name)
-    weight_map: dict[str, str] = {}
-    size = 0
-    for file in source.files:
-        add = edit.add if file is source.files[-1] else {}
-        for entry in _copy_weights(source, file, target / file.path.name, edit, add=add):
-            weight_map[entry.name] = file.path.name
-            size += entry.nbytes
+    copies = _copy_files(source, target, edit)
     if source.sharded:
+        weight_map = {entry.name: file for file, entries in copies.items() for entry in entries}
+        size = sum(entry.nbytes for entries in copies.values() for entry in entries)
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
         (target / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     source.check_unchanged()
     return left_out
+
+
+def _copy_files(source: Checkpoint, target: Path, edit: Edit) -> dict[str, list[Entry]]:
+    """Copy every weight file; while one is patched the next is being copied. What is added goes into the last one."""
+
+    def copied(file: TensorFile) -> list[Entry]:
+        add = edit.add if file is source.files[-1] else {}
+        return _copy_weights(source, file, target / file.path.name, edit, add=add)
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        entries = list(pool.map(copied, source.files))
+    return {file.path.name: found for file, found in zip(source.files, entries, strict=True)}
 
 
 def _copy_weights(
@@ -123,21 +134,31 @@ def _stretches(entries: list[Entry]) -> list[tuple[int, int]]:
 def _patch(file: BinaryIO, entry: Entry, at: Indices, numbers: Array) -> None:
     """Write numbers at sorted sites of one tensor.
 
-    Plain reads and writes, because they report a full disk: a write to mapped memory that shares its blocks with the
-    original (as copies do on some file systems) would end the process instead.
+    Plain writes, because they report a full disk: a write to mapped memory that shares its blocks with the original (as
+    copies do on some file systems) would end the process instead. Sites without neighbours need no reading before.
     """
-    size = entry.dtype.itemsize
-    for low, high in _windows(at):
-        first, last = int(at[low]), int(at[high - 1]) + 1
-        file.seek(entry.start + first * size)
-        window = np.frombuffer(bytearray(file.read((last - first) * size)), entry.dtype)
-        window[at[low:high] - first] = numbers[low:high]
-        file.seek(entry.start + first * size)
-        file.write(window.view(np.uint8).data)
+    size, descriptor = entry.dtype.itemsize, file.fileno()
+    data = np.ascontiguousarray(numbers).view(np.uint8).data
+    edges = _windows(at)
+    firsts, lasts = at[edges[:-1]].tolist(), at[edges[1:] - 1].tolist()
+    for (low, high), first, last in zip(pairwise(edges.tolist()), firsts, lasts, strict=True):
+        place = entry.start + first * size
+        if last - first == high - low - 1:
+            _write(descriptor, data[low * size : high * size], place)
+        else:
+            window = np.frombuffer(bytearray(os.pread(descriptor, (last + 1 - first) * size, place)), entry.dtype)
+            window[at[low:high] - first] = numbers[low:high]
+            _write(descriptor, window.view(np.uint8).data, place)
 
 
-def _windows(at: Indices) -> Iterator[tuple[int, int]]:
-    """[low, high) places in `at` whose sites lie near each other."""
+def _write(descriptor: int, data: memoryview, place: int) -> None:
+    """All of the bytes: a nearly full disk takes some of them and reports the rest at the next call."""
+    done = os.pwrite(descriptor, data, place)
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], place + done)
+
+
+def _windows(at: Indices) -> npt.NDArray[np.int64]:
+    """The edges in `at` of stretches whose sites lie near each other."""
     apart = (np.diff(at) > _NEAR) | (np.diff(at // _WINDOW) > 0)
-    edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(at)]
-    return pairwise(edges)
+    return np.concatenate([[0], np.flatnonzero(apart) + 1, [len(at)]])
