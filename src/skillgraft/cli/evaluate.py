@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,9 +10,11 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import Json, MaxLength, ModelName, ReadoutName, Seed, Shots, TaskNames
+from skillgraft.errors import InputError, listed
 
 if TYPE_CHECKING:
     from skillgraft.measure import Predictions
+    from skillgraft.tasks import Task
 
 
 def run(
@@ -42,22 +45,24 @@ def run(
       skillgraft evaluate BASE --task sst2 --task mr --graft a.safetensors --graft b.safetensors --together --json
     """
     from skillgraft.graft import total
-    from skillgraft.measure.evaluate import evaluate
 
-    folders = {path.name: path for path in tuned or []}
-    grafts = {path.name: output.load_graft(path) for path in graft or []}
+    folders = _by_name(tuned or [])
+    grafts = {name: output.load_graft(path) for name, path in _by_name(graft or []).items()}
     if together and grafts:
         grafts["+".join(Path(name).stem for name in grafts)] = total(list(grafts.values()))
+    data = {"rows": rows, "shots": shots, "seed": seed}
+    tasks = _checked_tasks(task, split, data)
+
+    from skillgraft.measure.evaluate import evaluate
+
     asked: dict[str, Any] = {
-        "tuned": folders, "grafts": grafts, "readout": readout, "rows": rows, "shots": shots, "seed": seed,
-        "max_length": max_length, "batch_size": batch_size,
+        "tuned": folders, "grafts": grafts, "readout": readout, "max_length": max_length, "batch_size": batch_size,
+        **data,
     }  # fmt: skip
     output.only_our_progress()
     with output.progress("evaluating") as progress:
-        found = evaluate(
-            base, list(task), split=split, on_model=lambda _m, _t, done, all_: progress(done, all_), **asked
-        )
-        validation = evaluate(base, list(task), split="validation", **asked).said if temperature else None
+        found = evaluate(base, tasks, split=split, on_model=lambda _m, _t, done, all_: progress(done, all_), **asked)
+        validation = evaluate(base, tasks, split="validation", **asked).said if temperature else None
     said = {
         name: _with_temperature(models, validation and validation[name], folders) for name, models in found.said.items()
     }
@@ -67,9 +72,30 @@ def run(
                 predictions.save(save / f"{name}--{model}.npz")
     results = {name: _summaries(models, folders) for name, models in said.items()}
     if record:
-        _record(graft or [], results)
-    lines = [line for name, models in results.items() for line in [*_table(name, models), ""]]
+        _record(graft or [], results, split)
+    lines = [line for name, models in results.items() for line in [*output.score_table(name, models), ""]]
     output.show({"readout": found.readout, "split": split, "tasks": results}, as_json=json, lines=lines[:-1])
+
+
+def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
+    """The paths by their last component, which names a model in the results."""
+    named = {path.name: path for path in paths}
+    if len(named) < len(paths):
+        raise InputError(f"two of {listed(map(str, paths))} have one name, and results are shown by name: rename one")
+    return named
+
+
+def _checked_tasks(names: Sequence[str], split: str, data: Mapping[str, Any]) -> list[Task]:
+    """The tasks. Wrong data are refused here, before torch is imported, which takes seconds; they are read again later."""
+    from skillgraft.tasks import load_task, test_split, training_split
+
+    tasks = [load_task(name) for name in names]
+    for task in tasks:
+        if split == "test":
+            test_split(task, rows=data["rows"], seed=data["seed"])
+        else:
+            training_split(task, **data)
+    return tasks
 
 
 def _with_temperature(
@@ -92,29 +118,11 @@ def _summaries(models: dict[str, Predictions], folders: dict[str, Path]) -> dict
     }
 
 
-def _table(task: str, models: dict[str, Any]) -> list[str]:
-    first = next(iter(models.values()))
-    rows = [
-        (name, _percent(one["score"]), _percent(one["ece"]), f"{one['nll']['value']:.3f}",
-         _percent(one.get("agreement")), _percent(one.get("share_kept")), _percent(one.get("relative_gain")))
-        for name, one in models.items()
-    ]  # fmt: skip
-    header = [f"{task} ({first['n']} rows)", first["metric"], "ECE", "NLL", "agreement", "share kept", "relative gain"]
-    return [*output.columns(rows, header=header), f"majority class: {100 * first['majority']:.1f}"]
-
-
-def _percent(found: Any) -> str:
-    if not found or found.get("value") is None:
-        return "-"
-    value = f"{100 * found['value']:.1f}"
-    return f"{value} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]" if found.get("low") is not None else value
-
-
-def _record(files: list[Path], results: dict[str, Any]) -> None:
+def _record(files: list[Path], results: dict[str, Any], split: str) -> None:
     from skillgraft.graft_file import save
 
     for path in files:
         graft = output.load_graft(path)
         scores = dict(graft.info.get("scores", {}))
-        scores["test"] = {task: models[path.name] for task, models in results.items()}
+        scores[split] = {task: models[path.name] for task, models in results.items()}
         save(graft.with_info(scores=scores), path, overwrite=True)

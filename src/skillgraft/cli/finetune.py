@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import Json, MaxLength, ModelName, Out, ReadoutName, Seed, Shots, TaskNames
+from skillgraft.errors import InputError
+
+if TYPE_CHECKING:
+    from skillgraft.tasks import Task
 
 
 def run(
@@ -41,6 +45,8 @@ def run(
     l1: Annotated[float | None, typer.Option(help="Strength of the L1 pull towards the base (P1: 0.001).")] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Rank of LoRA.")] = None,
     dropout: Annotated[bool | None, typer.Option("--dropout/--no-dropout", help="The model's own dropout.")] = None,
+    train_embeddings: Annotated[bool, typer.Option("--train-embeddings", help="Frozen by default (P1 A.1).")] = False,
+    train_lm_head: Annotated[bool, typer.Option("--train-lm-head", help="Frozen by default (P1 A.1).")] = False,
     mixture: Annotated[str | None, typer.Option(help="Several tasks: equal or proportional shares of steps.")] = None,
     stop_at: Annotated[float | None, typer.Option(help="Stop at this training accuracy.")] = None,
     validate_every: Annotated[int | None, typer.Option(help="Look at the validation rows every so many steps.")] = None,
@@ -51,7 +57,7 @@ def run(
     ] = None,
     max_length: MaxLength = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Write OUT.steps/step-N every N steps.")] = None,
-    snapshot_seconds: Annotated[float, typer.Option(help="How often to save where a killed run resumes.")] = 60.0,
+    snapshot_seconds: Annotated[float, typer.Option(hidden=True)] = 60.0,
     json: Json = False,
 ) -> None:
     """Fine-tune BASE on one task or a mixture; killed and started again, it goes on where it was.
@@ -64,35 +70,41 @@ def run(
       accelerate launch --cpu --num_processes 2 -m skillgraft finetune BASE --task sst2 --steps 200 -o TUNED
     """
     from skillgraft.graft_file import load_region
-    from skillgraft.tasks import load_task
-    from skillgraft.training.grid import finetune_recipe
 
     chosen = {
         "method": method, "optimizer": optimizer, "lr": lr, "steps": steps, "batch_size": batch_size,
         "accumulation": accumulation, "schedule": schedule, "warmup_steps": warmup_steps, "weight_decay": weight_decay,
         "momentum": momentum, "clip_norm": clip_norm, "l1": l1, "lora_rank": lora_rank, "dropout": dropout,
+        "train_embeddings": train_embeddings or None, "train_lm_head": train_lm_head or None,
         "mixture": mixture, "stop_at": stop_at, "validate_every": validate_every, "keep": keep, "seed": train_seed,
     }  # fmt: skip
+    settings = {name: value for name, value in chosen.items() if value is not None}
+    data = {"shots": shots, "rows": rows, "seed": seed}
+    _check_plan(out, recipe, settings)
+    if only and outside:
+        raise InputError("--only and --outside exclude each other: give one region to train in, or one to leave alone")
+    regions = {name: load_region(path) if path else None for name, path in (("only", only), ("outside", outside))}
+    tasks = _checked_tasks(task, data)
+
+    from skillgraft.training.grid import finetune_recipe
+
     output.only_our_progress()
     with output.steps("training") as on_step:
         tuned = finetune_recipe(
             base,
-            [load_task(name) for name in task],
+            tasks,
             out,
             recipe_name=recipe,
-            settings={name: value for name, value in chosen.items() if value is not None},
+            settings=settings,
             epochs=epochs,
-            shots=shots,
-            rows=rows,
-            seed=seed,
             readout=readout,
             max_length=max_length,
-            only=load_region(only) if only else None,
-            outside=load_region(outside) if outside else None,
             checkpoint_every=checkpoint_every,
             snapshot_seconds=snapshot_seconds,
             command=output.command_line(),
             on_step=on_step,
+            **data,
+            **regions,
         )
     if not output.is_main_process():
         return
@@ -107,3 +119,23 @@ def run(
         f"validation: {scores or 'no validation rows'}",
     ]
     output.show(facts, as_json=json, lines=lines)
+
+
+# What needs no model is refused before torch is imported, which takes seconds. The data are read again later.
+
+
+def _check_plan(out: Path, recipe: str | None, settings: Mapping[str, Any]) -> None:
+    from skillgraft import atomic
+    from skillgraft.training import plan
+
+    atomic.check_target(out)
+    (plan.recipe(recipe).plan if recipe else plan.Plan()).with_changes(**settings)
+
+
+def _checked_tasks(names: Sequence[str], data: Mapping[str, Any]) -> list[Task]:
+    from skillgraft.tasks import load_task, training_split
+
+    tasks = [load_task(name) for name in names]
+    for task in tasks:
+        training_split(task, **data)
+    return tasks

@@ -12,7 +12,20 @@ from typing import NoReturn
 
 import typer
 
-from skillgraft.cli import apply, check, combine, compare, doctor, evaluate, export, extract, finetune, inspect, remove
+from skillgraft.cli import (
+    apply,
+    check,
+    combine,
+    compare,
+    doctor,
+    evaluate,
+    export,
+    extract,
+    finetune,
+    inspect,
+    localize,
+    remove,
+)
 from skillgraft.errors import SkillgraftError
 
 _INTERRUPTED = 130  # the exit code that shells give to Ctrl-C
@@ -32,7 +45,7 @@ Examples
 
 `skillgraft VERB --help` has examples for each verb; --json prints one object for machines; --debug shows tracebacks.""",
 )
-for verb in (finetune, extract, check, apply, remove, combine, evaluate, inspect, compare, export, doctor):
+for verb in (finetune, localize, extract, check, apply, remove, combine, evaluate, inspect, compare, export, doctor):
     app.command(verb.__name__.rsplit(".", 1)[1])(verb.run)
 
 

@@ -111,3 +111,37 @@ def steps(title: str) -> Iterator[Callable[[int, int, Mapping[str, Any]], None]]
 def is_main_process() -> bool:
     """Whether this is the process that prints, when several run."""
     return os.environ.get("RANK", "0") == "0"
+
+
+SCORE_COLUMNS = ("score", "ECE", "NLL", "agreement", "share kept", "relative gain")
+
+
+def score_table(title: str, models: Mapping[str, Any]) -> list[str]:
+    """Models as rows: score, calibration, agreement with tuned, what is kept of it; the majority class below."""
+    first = next(iter(models.values()))
+    rows = [(name, *score_cells(one)) for name, one in models.items()]
+    header = [f"{title} ({first['n']} rows)", first["metric"], *SCORE_COLUMNS[1:]]
+    return [*columns(rows, header=header), f"majority class: {100 * first['majority']:.1f}"]
+
+
+def score_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
+    """One model's cells, in the order of SCORE_COLUMNS; shares and rates in percent, with intervals."""
+    percents = [_percent(one.get(key)) for key in ("score", "ece", "agreement", "share_kept", "relative_gain")]
+    return (*percents[:2], f"{one['nll']['value']:.3f}", *percents[2:])
+
+
+def _percent(found: Any) -> str:
+    if not found or found.get("value") is None:
+        return "-"
+    value = f"{100 * found['value']:.1f}"
+    return f"{value} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]" if found.get("low") is not None else value
+
+
+def bars(counts: Mapping[str, int], *, width: int = 40) -> list[str]:
+    """Counts as horizontal bars: where a region lives, at a glance."""
+    most = max(counts.values(), default=0) or 1
+    rows = [
+        (name or "outside the layers", f"{count:,}", "█" * round(width * count / most))
+        for name, count in counts.items()
+    ]
+    return columns(rows)

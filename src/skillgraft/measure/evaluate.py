@@ -1,15 +1,18 @@
 """Base, tuned models and grafts on tasks' test rows: one loaded base, everything else put on it live.
 
 A tuned folder (or LoRA adapter) is evaluated as the graft of all that it changes, so a folder of another architecture or
-base is refused with the reason, and the exact old numbers are back after each model.
+base is refused with the reason, and the exact old numbers are back after each model. A base that is no folder of
+safetensors (a hub name, a GGUF file) cannot be compared entry by entry; its tuned folders are loaded beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import nn
 
 from skillgraft.errors import InputError
 from skillgraft.extraction import extract
@@ -17,7 +20,7 @@ from skillgraft.graft import Graft
 from skillgraft.live import grafted
 from skillgraft.measure.predict import predict
 from skillgraft.measure.predictions import Predictions
-from skillgraft.readouts.loading import open_readouts
+from skillgraft.readouts.loading import Opened, open_readouts
 from skillgraft.tasks import Examples, Task, load_task, test_split, training_split
 
 BASE = "base"
@@ -53,21 +56,40 @@ def evaluate(
     """
     loaded = [task if isinstance(task, Task) else load_task(task) for task in tasks]
     examples = [_rows(task, split, rows=rows, shots=shots, seed=seed) for task in loaded]
-    changes = {**_as_grafts(base, tuned or {}), **(grafts or {})}
-    if BASE in changes:
-        raise InputError(f"the name {BASE!r} belongs to the base itself; call the graft or folder something else")
+    changes = _changes(base, tuned or {}, grafts or {})
     opened = open_readouts(base, loaded, readout=readout, max_length=max_length)
     encoded = [one.encode(split_rows) for one, split_rows in zip(opened.readouts, examples, strict=True)]
     said: dict[str, dict[str, Predictions]] = {task.name: {} for task in loaded}
-    for name, graft in [(BASE, None), *changes.items()]:
-        with grafted(opened.model, graft) if graft is not None else nullcontext():
+    for name, change in changes.items():
+        with _changed(opened, change) as model:
             for one, rows_of_task in zip(opened.readouts, encoded, strict=True):
-                report = _reporter(on_model, name, one.task.name)
-                made_by = {"model": name, "split": split, "readout": opened.name}
                 said[one.task.name][name] = predict(
-                    opened.model, one, rows_of_task, batch_size=batch_size, progress=report, made_by=made_by
+                    model,
+                    one,
+                    rows_of_task,
+                    batch_size=batch_size,
+                    progress=_reporter(on_model, name, one.task.name),
+                    made_by={"model": name, "split": split, "readout": opened.name},
                 )
     return Evaluation(opened.name, said)
+
+
+def _changes(
+    base: str | Path, tuned: Mapping[str, str | Path], grafts: Mapping[str, Graft]
+) -> dict[str, Graft | Path | None]:
+    """Every model by name: None is the base itself, a graft goes on it, a folder is loaded beside it."""
+    twice = ({BASE} & (tuned.keys() | grafts.keys())) | (tuned.keys() & grafts.keys())
+    if twice:
+        raise InputError(f"two models are called {sorted(twice)[0]!r}; call the folder or graft something else")
+    comparable = Path(base).is_dir() and any(Path(base).glob("*.safetensors"))
+    folders = {name: extract(base, folder) if comparable else Path(folder) for name, folder in tuned.items()}
+    return {BASE: None, **folders, **grafts}
+
+
+def _changed(opened: Opened, change: Graft | Path | None) -> AbstractContextManager[nn.Module]:
+    if isinstance(change, Graft):
+        return grafted(opened.model, change)
+    return nullcontext(opened.model if change is None else opened.load(change))
 
 
 def _rows(task: Task, split: str, *, rows: int | None, shots: int | None, seed: int) -> Examples:
@@ -76,10 +98,6 @@ def _rows(task: Task, split: str, *, rows: int | None, shots: int | None, seed: 
     if split == "validation":
         return training_split(task, shots=shots, rows=rows, seed=seed).validation
     raise InputError(f"split must be test or validation, found {split!r}")
-
-
-def _as_grafts(base: str | Path, tuned: Mapping[str, str | Path]) -> dict[str, Graft]:
-    return {name: extract(base, folder) for name, folder in tuned.items()}
 
 
 def _reporter(on_model: OnModel | None, model: str, task: str) -> Callable[[int, int], None] | None:

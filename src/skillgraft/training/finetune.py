@@ -35,6 +35,8 @@ from skillgraft.training.plan import Plan
 from skillgraft.training.snapshot import Snapshot
 from skillgraft.versions import versions
 
+LOG = "training.jsonl"  # one line per step
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -121,7 +123,7 @@ def finetune(
         with atomic.new_folder(target) as folder:
             write_folder(base, model, folder, made)
             lines = "".join(json.dumps(entry) + "\n" for entry in progress.log)
-            (folder / "training.jsonl").write_text(lines, encoding="utf-8")
+            (folder / LOG).write_text(lines, encoding="utf-8")
         snapshot.delete()
     accelerator.wait_for_everyone()
     return Tuned(target, opened.name, len(trainables), progress.step, tuple(progress.log), validation)

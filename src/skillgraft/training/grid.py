@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
+
 from skillgraft import atomic
 from skillgraft.checkpoint import Checkpoint
 from skillgraft.errors import InputError
-from skillgraft.ledger import Ledger
-from skillgraft.tasks import Task, training_split
-from skillgraft.training.finetune import Tuned, finetune
+from skillgraft.ledger import LEDGER, Ledger
+from skillgraft.tasks import Split, Task, training_split
+from skillgraft.training.finetune import LOG, Tuned, finetune
 from skillgraft.training.plan import Plan, Recipe, p1_steps, recipe
 
 
@@ -33,24 +37,28 @@ def finetune_recipe(
     """
     chosen = recipe(recipe_name) if recipe_name else Recipe(Plan())
     given = dict(settings or {})
-    plan = chosen.plan.with_changes(**given)
-    if epochs is not None:
-        if "steps" in given:
-            raise InputError("give steps or epochs, not both")
-        plan = plan.with_changes(steps=_steps(tasks, epochs, plan, rest))
-    elif chosen.steps_by_shots and "steps" not in given:
-        plan = plan.with_changes(steps=_paper_steps(tasks, rest.get("shots")))
-    points = _points(chosen, given)
-    if len(points) == 1:
-        return finetune(base, tasks, out, plan=plan.with_changes(**points[0]), **rest)
-    atomic.check_target(out)
-    beside = out.parent / f".{out.name}.grid"
-    runs = [
-        _run(base, tasks, beside / f"{place}", plan.with_changes(**point), rest) for place, point in enumerate(points)
+    if epochs is not None and "steps" in given:
+        raise InputError("give steps or epochs, not both")
+    splits = [
+        training_split(task, **{key: rest[key] for key in ("shots", "rows", "seed") if key in rest}) for task in tasks
     ]
+    if epochs is None and chosen.steps_by_shots and "steps" not in given:
+        given["steps"] = _paper_steps(tasks, rest.get("shots"))
+    plans = [chosen.plan.with_changes(**given, **point) for point in _points(chosen, given)]
+    if epochs is not None:
+        plans = [plan.with_changes(steps=_steps(splits, epochs, plan)) for plan in plans]
+    if len(plans) == 1:
+        return finetune(base, tasks, out, plan=plans[0], **rest)
+    atomic.check_target(out)
+    beside = out.parent / f".{out.name}.grid-{_digest(base, splits, plans, rest)}"
+    runs = [_run(base, tasks, beside / f"{place}", plan, rest) for place, plan in enumerate(plans)]
     best = max(runs, key=lambda run: sum(run.validation.values()))
-    best.path.rename(out)
-    shutil.rmtree(beside, ignore_errors=True)
+    accelerator = Accelerator()
+    if accelerator.is_main_process:
+        best.path.rename(out)
+        for grid in out.parent.glob(f".{out.name}.grid-*"):
+            shutil.rmtree(grid, ignore_errors=True)
+    accelerator.wait_for_everyone()
     return replace(best, path=out)
 
 
@@ -60,17 +68,26 @@ def _points(chosen: Recipe, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [point for place, point in enumerate(points) if point not in points[:place]]
 
 
+def _digest(base: str | Path, splits: Sequence[Split], plans: Sequence[Plan], rest: Mapping[str, Any]) -> str:
+    """What decides the runs of a grid: what another request has finished is not taken for ours."""
+    regions = [region.digest for region in (rest.get("only"), rest.get("outside")) if region is not None]
+    rows = [(split.train.digest, split.validation.digest) for split in splits]
+    read = [rest.get("readout"), rest.get("max_length"), "outside" if rest.get("outside") is not None else "only"]
+    content = json.dumps([str(base), rows, [plan.as_dict() for plan in plans], regions, read])
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
 def _run(base: str | Path, tasks: Sequence[Task], out: Path, plan: Plan, rest: Mapping[str, Any]) -> Tuned:
-    if (out / "skillgraft.json").is_file():  # finished before the grid was interrupted
-        made = Ledger.of(Checkpoint.open(out)).made
-        return Tuned(out, "", made["trained"], made["steps"], (), made["validation"])
-    return finetune(base, tasks, out, plan=plan, **rest)
+    if not (out / LEDGER).is_file():
+        return finetune(base, tasks, out, plan=plan, **rest)
+    made = Ledger.of(Checkpoint.open(out)).made  # finished before the grid was interrupted
+    readouts = "+".join(dict.fromkeys(settings["readout"] for settings in made["readout"].values()))
+    log = [json.loads(line) for line in (out / LOG).read_text(encoding="utf-8").splitlines()]
+    return Tuned(out, readouts, made["trained"], made["steps"], tuple(log), made["validation"])
 
 
-def _steps(tasks: Sequence[Task], epochs: float, plan: Plan, rest: Mapping[str, Any]) -> int:
-    asked = {key: rest[key] for key in ("shots", "rows", "seed") if key in rest}
-    rows = sum(len(training_split(task, **asked).train) for task in tasks)
-    return max(1, round(epochs * rows / plan.batch_size))
+def _steps(splits: Sequence[Split], epochs: float, plan: Plan) -> int:
+    return max(1, round(epochs * sum(len(split.train) for split in splits) / plan.batch_size))
 
 
 def _paper_steps(tasks: Sequence[Task], shots: int | None) -> int:

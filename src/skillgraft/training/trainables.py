@@ -141,14 +141,12 @@ def choose_trainables(
     }
     if biases:
         body = {name for name in body if name.endswith("bias")}
+    for region in filter(None, (only, outside)):
+        _check_fits(region, names)
     entries: dict[str, Entries] = {}
     if only is not None:
-        missing = [name for name in only if name not in names or tuple(names[name].shape) != only.scope.shapes[name]]
-        if missing:
-            raise InputError(
-                f"the region is not of this model: {listed(missing)} are missing here or have another shape"
-            )
-        entries = {name: Entries(names[name], at) for name, at in only.sites.items()}
+        wanted = {name: at for name, at in only.sites.items() if name.endswith("bias") or not biases}
+        entries = {name: Entries(names[name], at) for name, at in wanted.items()}
         body = set()
     for name, parameter in names.items():
         parameter.requires_grad_(name in heads or name in body or name in entries)
@@ -156,3 +154,9 @@ def choose_trainables(
     if outside is not None:
         trainables.freeze(outside)
     return trainables
+
+
+def _check_fits(region: Region, names: Mapping[str, nn.Parameter]) -> None:
+    missing = [name for name in region if name not in names or tuple(names[name].shape) != region.scope.shapes[name]]
+    if missing:
+        raise InputError(f"the region is not of this model: {listed(missing)} are missing here or have another shape")
