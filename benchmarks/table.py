@@ -78,4 +78,25 @@ BENCHMARKS: dict[str, Benchmark] = {
             Bar("help", "`skillgraft --help`", 0.4, "s"),
         ),
     ),
+    "evaluation": Benchmark(
+        "run a model over a split",
+        (
+            Bar(
+                "throughput",
+                "evaluate 600 rows of varied length, rows per second",
+                0.95,
+                "×",
+                "a bare loop over batches prepared beforehand",
+                at_least=True,
+            ),
+        ),
+    ),
+    "region_training": Benchmark(
+        "a training step inside a region, and what its optimizer holds",
+        (
+            Bar("step", "a step of AdamW in a random 10 % region, 16 × 32 tokens", 1.05, "×", "full AdamW"),
+            Bar("moments", "AdamW's moments there", 10.5, "%", "full AdamW's"),
+            Bar("state", "the same with the places of the entries", 16, "%", "full AdamW's"),
+        ),
+    ),
 }

@@ -233,6 +233,11 @@ def test_an_unknown_readout_and_split(run: Run) -> None:
     )
 
 
+def test_checkpoints_of_a_lora_run(run: Run) -> None:
+    ended = run("finetune", "encoder", *FILMS, "--method", "lora", "--checkpoint-every", 1, "-o", "out")
+    assert_refused(ended, "a LoRA run is merged at its end: it has no checkpoints on the way")
+
+
 def test_a_loss_that_explodes_is_work_that_failed(run: Run) -> None:
     code, _, err = run("finetune", "encoder", *FILMS, "--lr", "1e30", "--steps", "20", "-o", "out")
     assert code == 1

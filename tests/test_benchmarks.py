@@ -14,6 +14,8 @@ FIGURES = {
     "memory": {"apply", "apply_growth", "extract", "extract_growth"},
     "switch": {"held_1", "held_64"},
     "startup": {"import", "help"},
+    "evaluation": {"throughput"},
+    "region_training": {"step", "moments", "state"},
 }
 
 

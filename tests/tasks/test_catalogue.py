@@ -13,13 +13,23 @@ OUT_OF_DISTRIBUTION = {
     *("imdb", "imdb_counterfactual", "yelp_sentences", "yelp_reviews", "amazon_polarity"),
     *("uci_amazon", "uci_imdb", "uci_yelp", "mnli_01", "snli_01"),
 }
-NOT_SHIPPED = {"story_cloze", "svhn", "eurosat"}
+P2_VISION = {  # and how many classes
+    "cars": 196,
+    "dtd": 47,
+    "eurosat": 10,
+    "gtsrb": 43,
+    "mnist": 10,
+    "resisc45": 45,
+    "sun397": 397,
+    "svhn": 10,
+}
+NOT_SHIPPED = {"story_cloze", "svhn", "eurosat", "cars", "dtd", "resisc45", "sun397"}
 data_folder = os.environ.get("SKILLGRAFT_DATA")
 needs_data = pytest.mark.skipif(not data_folder, reason="SKILLGRAFT_DATA does not name the folder with the datasets")
 
 
 def test_the_papers_tasks_are_there() -> None:
-    assert set(catalogue()) >= P1 | P2_LANGUAGE | OUT_OF_DISTRIBUTION
+    assert set(catalogue()) >= P1 | P2_LANGUAGE | set(P2_VISION) | OUT_OF_DISTRIBUTION
 
 
 @pytest.mark.parametrize("name", catalogue())
@@ -56,6 +66,42 @@ def test_out_of_distribution_nli_has_qnlis_words_in_qnlis_order() -> None:
         task = load_task(name)
         assert task.labels == ("entailment", "contradiction")
         assert task.prompts["masked"].words == load_task("qnli").prompts["masked"].words == ("Yes", "No")
+
+
+@pytest.mark.parametrize(("name", "classes"), P2_VISION.items())
+def test_p2s_vision_tasks_have_all_their_classes(name: str, classes: int) -> None:
+    task = load_task(name)
+    assert task.kind == "image"
+    assert len(set(task.labels)) == len(task.labels) == classes
+    assert task.describe is not None
+    assert task.describe.template is not None
+
+
+def test_long_class_lists_hold_their_places() -> None:
+    """A name lost or moved anywhere shifts the integers behind it."""
+    places = {
+        "cars": {
+            0: "AM General Hummer SUV 2000",
+            44: "Bugatti Veyron 16.4 Convertible 2009",
+            195: "smart fortwo Convertible 2012",
+        },
+        "dtd": {0: "banded", 30: "polka-dotted", 46: "zigzagged"},
+        "resisc45": {0: "airplane", 24: "mobile home park", 44: "wetland"},
+        "sun397": {0: "abbey", 100: "closet", 200: "iceberg", 300: "restaurant", 396: "youth hostel"},
+    }
+    for name, expected in places.items():
+        labels = load_task(name).labels
+        assert {place: labels[place] for place in expected} == expected
+
+
+def test_alphabetical_class_lists() -> None:
+    for name in ("dtd", "resisc45", "sun397"):
+        labels = load_task(name).labels
+        assert list(labels) == sorted(labels)
+
+
+def test_the_small_dtd_is_the_beginning_of_the_whole() -> None:
+    assert load_task("dtd10").labels == load_task("dtd").labels[:10]
 
 
 @pytest.mark.parametrize("name", catalogue())

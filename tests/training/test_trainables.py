@@ -148,10 +148,18 @@ def test_embeddings_are_frozen_unless_asked_for() -> None:
     assert all(name.endswith("bias") for name in choose_trainables(model, biases=True).tensors)
 
 
-def test_a_region_of_another_model_is_refused() -> None:
+@pytest.mark.parametrize("way", ["only", "outside"])
+def test_a_region_of_another_model_is_refused(way: str) -> None:
     other = Region(Scope.of("all", {"decoder.weight": (3, 3)}), {"decoder.weight": [1]})
     with pytest.raises(InputError, match=r"not of this model: decoder\.weight"):
-        choose_trainables(tiny_bert(), only=other)
+        choose_trainables(tiny_bert(), **{way: other})
+
+
+def test_biases_inside_a_region_are_its_biases() -> None:
+    model = tiny_bert()
+    region = a_region(model)
+    trainables = choose_trainables(model, only=region, biases=True)
+    assert len(trainables) == sum(len(at) for name, at in region.sites.items() if name.endswith("bias")) > 0
 
 
 def test_the_pull_is_the_gradient_of_the_l1_distance() -> None:

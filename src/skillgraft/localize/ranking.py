@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from skillgraft.region import Region, Scope
 
-Array = npt.NDArray[np.float32]
+Array = npt.NDArray[np.floating[Any]]
 
 
 class Ranking:

@@ -76,6 +76,10 @@ def finetune(
         atomic.check_target(target)
     if only is not None and outside is not None:
         raise InputError("train only inside a region or outside it, not both")
+    if plan.method == "lora" and checkpoint_every:
+        raise InputError(
+            "a LoRA run is merged at its end: it has no checkpoints on the way; leave out checkpoint_every"
+        )
     loaded = [task if isinstance(task, Task) else load_task(task) for task in tasks]
     splits = [training_split(task, shots=shots, rows=rows, seed=seed) for task in loaded]
     # Forward-mode derivatives need the plain attention kernel.
@@ -96,7 +100,7 @@ def finetune(
         snapshot=snapshot,
         snapshot_seconds=snapshot_seconds,
         on_step=on_step,
-        on_checkpoint=_checkpoint_writer(base, model, target, plan) if accelerator.is_main_process else None,
+        on_checkpoint=_checkpoint_writer(base, model, target) if accelerator.is_main_process else None,
         checkpoint_every=checkpoint_every,
     )
     validation = {
@@ -169,15 +173,11 @@ def _validation_score(model: nn.Module, course: Course, scores: Scorer) -> float
     return METRICS["score"](said)
 
 
-def _checkpoint_writer(base: str | Path, model: nn.Module, out: Path, plan: Plan) -> Callable[[int], None]:
+def _checkpoint_writer(base: str | Path, model: nn.Module, out: Path) -> Callable[[int], None]:
     def write(step: int) -> None:
         target = out.parent / f"{out.name}.steps" / f"step-{step:06d}"
         if target.exists():  # from before the run was killed
             return
-        if plan.method == "lora":
-            raise InputError(
-                "checkpoints of a LoRA run cannot be written while it trains; train without --checkpoint-every"
-            )
         with atomic.new_folder(target) as folder:
             write_folder(base, model, folder, {"by": "finetune", "tasks": [], "step": step})
 
