@@ -233,6 +233,20 @@ def test_an_unknown_readout_and_split(run: Run) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--validate-every", "2"), "validate_every looks at validation rows, but task 'films' has none left"),
+        (("--recipe", "p1"), "grid is decided on validation rows, but task 'films' has none left: train on fewer rows"),
+    ],
+)
+def test_no_rows_left_to_validate_on(words: tuple[str, ...], says: str, run: Run) -> None:
+    """4 shots are all rows of both classes."""
+    assert_refused(run("finetune", "encoder", *FILMS, "--shots", 4, "--steps", 2, *words, "-o", "out"), says)
+    ended = run("evaluate", "encoder", *FILMS, "--shots", 4, "--split", "validation")
+    assert_refused(ended, "task 'films': there are no rows to run over; if these validate, ask for fewer shots")
+
+
 def test_checkpoints_of_a_lora_run(run: Run) -> None:
     ended = run("finetune", "encoder", *FILMS, "--method", "lora", "--checkpoint-every", 1, "-o", "out")
     assert_refused(ended, "a LoRA run is merged at its end: it has no checkpoints on the way")

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from skillgraft.tasks.prompt import FILTERS, LIMIT
 from skillgraft.tasks.sources import READERS
 from skillgraft.tasks.task_file import TASK_KEYS
@@ -28,18 +26,18 @@ def first_cells(text: str) -> set[str]:
     return {name for row in re.findall(r"^\| (.*?) \|", text, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)}
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
+def write_example(folder: Path) -> Path:
     """The page's files, and a tiny sentence encoder as BASE."""
     files = re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
     assert [name for name, _ in files] == ["reviews.toml", "train.csv", "test.csv"]
     for name, content in files:
-        (tmp_path / name).write_text(content, encoding="utf-8")
-    making.sentence_encoder(tmp_path / "BASE")
-    return tmp_path
+        (folder / name).write_text(content, encoding="utf-8")
+    making.sentence_encoder(folder / "BASE")
+    return folder
 
 
-def test_the_example_runs(place: Path) -> None:
+def test_the_example_runs(tmp_path: Path) -> None:
+    place = write_example(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (shell,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     commands = [["-c", code], *(["-m", *shlex.split(line)] for line in shell.splitlines())]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skillgraft import grafted, load, save_region
+from skillgraft import extract, grafted, load, load_region, save_region
 from skillgraft.errors import InputError
 from skillgraft.localize.skill import Rows, localize_skill
 from skillgraft.measure.evaluate import evaluate
@@ -118,3 +118,24 @@ def test_wrong_questions_are_refused(settings: dict[str, Any], message: str, pla
 def test_labels_are_checked_first() -> None:
     with pytest.raises(InputError, match="'true' or 'tuned'"):
         Rows(labels="false")
+
+
+def test_a_region_of_the_base_to_train_in(run: Callable[..., Any], place: Path) -> None:  # noqa: F811
+    words = ("localize", "encoder", "--task", "films.toml", "--rows", 20, "--method", "lowest-fisher", "--budget", 0.1)
+    code, out, err = run(*words, "--rounds", 2, "-o", "quiet.safetensors", "--json")
+    assert code == 0, err
+    facts = json.loads(out)
+    region = load_region(place / "quiet.safetensors")
+    assert facts["entries"] == len(region) == round(0.1 * region.scope.size)
+    assert facts["rounds"] == 2
+    code, _, err = run(
+        "finetune", "encoder", "--task", "films.toml", "--only", "quiet.safetensors", "--steps", 3, "-o", "quietly"
+    )
+    assert code == 0, err
+    assert len(extract(place / "encoder", place / "quietly").region - region) == 0
+    code, _, err = run(*words[:2], "skilled", *words[2:], "-o", "x.safetensors")
+    assert code == 2
+    assert "looks at BASE alone" in err
+    code, _, err = run("localize", "encoder", "--task", "films.toml", "--budget", 5, "-o", "x.safetensors")
+    assert code == 2
+    assert "give the fine-tuned folder as well" in err

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from skillgraft.graft import Graft
     from skillgraft.movement import Progress
+    from skillgraft.region import Region
     from skillgraft.surgery import Outcome
 
 
@@ -137,8 +138,12 @@ def _percent(found: Any) -> str:
     return f"{value} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]" if found.get("low") is not None else value
 
 
-def bars(counts: Mapping[str, int], *, width: int = 40) -> list[str]:
-    """Counts as horizontal bars: where a region lives, at a glance."""
+def region_bars(region: Region) -> list[str]:
+    """Where a region lives, at a glance: by kind and by layer."""
+    return ["", *_bars(region.by_kind()), "", *_bars(region.by_layer())]
+
+
+def _bars(counts: Mapping[str, int], *, width: int = 40) -> list[str]:
     most = max(counts.values(), default=0) or 1
     rows = [
         (name or "outside the layers", f"{count:,}", "█" * round(width * count / most))

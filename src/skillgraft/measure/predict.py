@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from skillgraft.errors import InputError
 from skillgraft.measure.predictions import Predictions
 from skillgraft.readouts.readout import Batch, Encoded, Readout
 
@@ -32,6 +33,10 @@ def predict(
     Rows run in batches of similar length, the longest first, so that a batch is hardly ever padded. `scores` replaces the
     readout's own (a linearised model reads its scores differently).
     """
+    if not rows:
+        raise InputError(
+            f"task {readout.task.name!r}: there are no rows to run over; if these validate, ask for fewer shots"
+        )
     read = scores or readout.scores
     was_training = model.training
     model.eval()

@@ -82,6 +82,8 @@ def finetune(
         )
     loaded = [task if isinstance(task, Task) else load_task(task) for task in tasks]
     splits = [training_split(task, shots=shots, rows=rows, seed=seed) for task in loaded]
+    if plan.validate_every:
+        check_validation(splits, "validate_every looks at validation rows")
     # Forward-mode derivatives need the plain attention kernel.
     attention = "eager" if plan.method == "linear" else "sdpa"
     opened = open_readouts(base, loaded, readout=readout, max_length=max_length, attention=attention, seed=plan.seed)
@@ -153,6 +155,13 @@ def write_folder(base: str | Path, model: nn.Module, folder: Path, made: Mapping
     card = ["---", f"base_model: {name}", "tags: [skillgraft]", "---", "", f"# {name}, fine-tuned", ""]
     card += [f"Fine-tuned on {', '.join(made['tasks'])} with skillgraft; `skillgraft.json` says how."]
     (folder / "README.md").write_text("\n".join(card) + "\n", encoding="utf-8")
+
+
+def check_validation(splits: Sequence[Split], why: str) -> None:
+    """Refuse tasks without validation rows where something is decided by them."""
+    for split in splits:
+        if not len(split.validation):
+            raise InputError(f"{why}, but task {split.train.task!r} has none left: train on fewer rows")
 
 
 def _identity(folder: Path) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from skillgraft.checkpoint import Checkpoint
 from skillgraft.errors import InputError
 from skillgraft.ledger import LEDGER, Ledger
 from skillgraft.tasks import Split, Task, training_split
-from skillgraft.training.finetune import LOG, Tuned, finetune
+from skillgraft.training.finetune import LOG, Tuned, check_validation, finetune
 from skillgraft.training.plan import Plan, Recipe, p1_steps, recipe
 
 
@@ -49,6 +49,7 @@ def finetune_recipe(
         plans = [plan.with_changes(steps=_steps(splits, epochs, plan)) for plan in plans]
     if len(plans) == 1:
         return finetune(base, tasks, out, plan=plans[0], **rest)
+    check_validation(splits, "a recipe's grid is decided on validation rows")
     atomic.check_target(out)
     beside = out.parent / f".{out.name}.grid-{_digest(base, splits, plans, rest)}"
     runs = [_run(base, tasks, beside / f"{place}", plan, rest) for place, plan in enumerate(plans)]
