@@ -30,7 +30,8 @@ def main() -> int:
     """Exit code 0 if every benchmark ran to its end, whatever its figures say; 1 otherwise."""
     given = _arguments()
     if given.list:
-        print("\n".join(f"{name:12}{benchmark.about}" for name, benchmark in BENCHMARKS.items()))
+        width = max(map(len, BENCHMARKS)) + 2
+        print("\n".join(f"{name:{width}}{benchmark.about}" for name, benchmark in BENCHMARKS.items()))
         return 0
     names = given.names or list(BENCHMARKS)
     found = {name: _run(name, given) for name in names}

@@ -99,4 +99,20 @@ BENCHMARKS: dict[str, Benchmark] = {
             Bar("state", "the same with the places of the entries", 16, "%", "full AdamW's"),
         ),
     ),
+    "fisher": Benchmark(
+        "the exact Fisher diagonal, per example",
+        (
+            Bar("plain", "Fisher diagonal, 32 × 32 tokens", 2.0, "×", "one plain forward + backward pass"),
+            Bar("authors", "the authors' loop", 8.0, "×", "ours", at_least=True),
+            Bar("single", "a batch-1 loop", 1.5, "×", "ours", at_least=True),
+        ),
+    ),
+    "mask_step": Benchmark(
+        "learning a region",
+        (
+            Bar("step", "one step of region learning, 64 examples", 1.10, "×", "plain forward + backward"),
+            Bar("run", "a whole run, steps compared on the rounded region", 1.35, "×", "as many plain passes"),
+            Bar("authors", "the authors' loop, re-told", 1.0, "×", "ours", at_least=True),
+        ),
+    ),
 }

@@ -22,13 +22,13 @@ run() {
 run sst2 minilm sst2-64 "--shots 64 --steps 240 --lr 0.02 --batch-size 16" "--max-length 64"
 run ag_news minilm ag_news-64 "--shots 64 --steps 240 --lr 0.02 --batch-size 16" "--max-length 64"
 run trec minilm trec-64 "--shots 64 --steps 240 --lr 0.02 --batch-size 16" "--max-length 64"
-run mrpc minilm mrpc-256 "--shots 256 --steps 240 --lr 0.02 --batch-size 16" "--max-length 64"
-run rte minilm rte-256 "--shots 256 --steps 240 --lr 0.02 --batch-size 16" "--max-length 64"
+run mrpc minilm mrpc-512 "--shots 512 --optimizer adamw --lr 1e-4 --batch-size 16 --steps 300" "--max-length 64"
+run rte minilm rte-512 "--shots 512 --optimizer adamw --lr 1e-4 --batch-size 16 --steps 300" "--max-length 64"
 run mnist vit mnist "--rows 4000 --optimizer adamw --lr 1e-3 --batch-size 64 --epochs 6 --schedule cosine --train-embeddings" ""
 run models/rings.toml reactions rings "--shots 32 --optimizer adamw --lr 1e-4 --batch-size 8 --steps 60" ""
 run sst2 smollm2 smollm2-sst2 "--shots 32 --optimizer adamw --lr 1e-5 --batch-size 8 --steps 40" "--max-length 64"
 
-for table in sst2-64 ag_news-64 trec-64 mrpc-256 rte-256 mnist rings smollm2-sst2; do
+for table in sst2-64 ag_news-64 trec-64 mrpc-512 rte-512 mnist rings smollm2-sst2; do
   echo "## $table"
   cat "$table.txt"
 done

@@ -5,6 +5,7 @@ What needs no model to be refused is refused within two seconds: before torch is
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import subprocess
@@ -250,6 +251,13 @@ def test_no_rows_left_to_validate_on(words: tuple[str, ...], says: str, run: Run
 def test_checkpoints_of_a_lora_run(run: Run) -> None:
     ended = run("finetune", "encoder", *FILMS, "--method", "lora", "--checkpoint-every", 1, "-o", "out")
     assert_refused(ended, "a LoRA run is merged at its end: it has no checkpoints on the way")
+
+
+def test_half_precision_without_a_scaled_loss(place: Path) -> None:
+    command = [sys.executable, "-m", "skillgraft", "finetune", "encoder", *FILMS, "-o", "out"]
+    environment = {**os.environ, "ACCELERATE_MIXED_PRECISION": "fp16"}  # what `accelerate launch` sets
+    ended = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    assert_refused((ended.returncode, ended.stdout, ended.stderr), "fp16 needs a scaled loss.*use bf16")
 
 
 def test_a_loss_that_explodes_is_work_that_failed(run: Run) -> None:

@@ -60,9 +60,27 @@ def tensors_of(model: nn.Module) -> MemoryTensors:
 
 def parameter_names(model: nn.Module) -> dict[str, nn.Parameter]:
     """The model's parameters under prefix-free names; a tied one once, under the name that comes first."""
-    names = dict(model.named_parameters())
+    saved = saved_names(model)
+    names = {saved[name]: parameter for name, parameter in model.named_parameters()}
     prefix = body_prefix(names)
     return {name.removeprefix(prefix): parameter for name, parameter in names.items()}
+
+
+def saved_names(model: nn.Module) -> dict[str, str]:
+    """Name of each parameter and buffer in the model → its name in the model's folder.
+
+    transformers loads some architectures (ViT) under other names than it stores; a tensor that is stored in parts, or together
+    with others, keeps the model's own name.
+    """
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    plain = {name: name for name, _ in tensors}
+    if not hasattr(model, "save_pretrained"):
+        return plain
+    from transformers.core_model_loading import revert_weight_conversion
+
+    probes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
+    stored = {id(probe): name for name, probe in revert_weight_conversion(model, dict(probes)).items()}
+    return {name: stored.get(id(probe), name) for name, probe in probes.items()}
 
 
 def fingerprint_of(model: nn.Module) -> str:
@@ -183,12 +201,14 @@ def _owners(model: nn.Module) -> dict[str, Owner]:
 
     Buffers that are computed and never saved (rotary frequencies) are not part of the model's numbers.
     """
+    saved = saved_names(model)
     found: dict[str, Owner] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         for table in (module._parameters, module._buffers):
             for key, tensor in table.items():
                 if tensor is not None and key not in module._non_persistent_buffers_set:
-                    found[f"{path}.{key}" if path else key] = (table, key)
+                    name = f"{path}.{key}" if path else key
+                    found[saved.get(name, name)] = (table, key)
     prefix = body_prefix(found)
     return {name.removeprefix(prefix): owner for name, owner in found.items()}
 

@@ -23,9 +23,11 @@ from skillgraft.cli.main import main
 from skillgraft.errors import InputError
 from skillgraft.live import tensors_of
 from skillgraft.measure.evaluate import evaluate
+from skillgraft.measure.predict import predict
 from skillgraft.movement import most_moved
+from skillgraft.readouts import open_readouts
 from skillgraft.region import Scope
-from skillgraft.tasks import load_task
+from skillgraft.tasks import load_task, read_examples
 from skillgraft.training.finetune import finetune
 from skillgraft.training.grid import finetune_recipe
 from skillgraft.training.plan import Plan
@@ -143,6 +145,26 @@ def test_a_linear_head_travels_in_the_graft(place: Path, tmp_path: Path) -> None
     np.testing.assert_array_equal(said["g"].scores, said["t"].scores)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert model.config.id2label == {0: "bad", 1: "good"}
+
+
+def test_an_image_model_whose_folder_has_other_names_than_its_modules(tmp_path: Path) -> None:
+    """transformers stores ViT under other names than it has in memory; grafts go by the folder's."""
+    making.vit(tmp_path / "vit")
+    draw = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    images = (draw.integers(0, 60, (60, 12, 12)) + 90 * labels[:, None, None]).astype(np.uint8)
+    for name, some in (("x", slice(0, 45)), ("y", slice(45, 60))):
+        np.savez(tmp_path / f"{name}.npz", images=images[some], labels=labels[some])
+    (tmp_path / "digits.toml").write_text(
+        'name = "digits"\ntrain = "x.npz"\ntest = "y.npz"\nimage = "image"\nlabels = ["zero", "one", "two"]\n'
+    )
+    plan = QUICK.with_changes(train_embeddings=True, steps=60)
+    finetune(tmp_path / "vit", [tmp_path / "digits.toml"], tmp_path / "out", plan=plan)
+    said = evaluate(tmp_path / "vit", [tmp_path / "digits.toml"], tuned={"t": tmp_path / "out"}).said["digits"]
+    opened = open_readouts(tmp_path / "out", [load_task(tmp_path / "digits.toml")])
+    rows = opened.readouts[0].encode(read_examples(load_task(tmp_path / "digits.toml"), "test"))
+    np.testing.assert_array_equal(predict(opened.model, opened.readouts[0], rows).scores, said["t"].scores)
+    assert float((said["t"].predicted == said["t"].labels).mean()) > 0.8
 
 
 def test_only_and_outside_a_region(place: Path, tmp_path: Path) -> None:

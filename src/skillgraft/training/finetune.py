@@ -74,6 +74,8 @@ def finetune(
     accelerator = Accelerator()
     if accelerator.is_main_process:
         atomic.check_target(target)
+    if accelerator.mixed_precision == "fp16":
+        raise InputError("mixed precision fp16 needs a scaled loss, which this loop does not have; use bf16")
     if only is not None and outside is not None:
         raise InputError("train only inside a region or outside it, not both")
     if plan.method == "lora" and checkpoint_every:

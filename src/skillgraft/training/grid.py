@@ -39,12 +39,12 @@ def finetune_recipe(
     given = dict(settings or {})
     if epochs is not None and "steps" in given:
         raise InputError("give steps or epochs, not both")
-    splits = [
-        training_split(task, **{key: rest[key] for key in ("shots", "rows", "seed") if key in rest}) for task in tasks
-    ]
     if epochs is None and chosen.steps_by_shots and "steps" not in given:
         given["steps"] = _paper_steps(tasks, rest.get("shots"))
     plans = [chosen.plan.with_changes(**given, **point) for point in _points(chosen, given)]
+    asked = {key: rest[key] for key in ("shots", "rows", "seed") if key in rest}
+    needs_rows = epochs is not None or len(plans) > 1
+    splits = [training_split(task, **asked) for task in tasks] if needs_rows else []
     if epochs is not None:
         plans = [plan.with_changes(steps=_steps(splits, epochs, plan)) for plan in plans]
     if len(plans) == 1:
@@ -71,9 +71,9 @@ def _points(chosen: Recipe, given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _digest(base: str | Path, splits: Sequence[Split], plans: Sequence[Plan], rest: Mapping[str, Any]) -> str:
     """What decides the runs of a grid: what another request has finished is not taken for ours."""
-    regions = [region.digest for region in (rest.get("only"), rest.get("outside")) if region is not None]
+    regions = [region.digest if region is not None else None for region in (rest.get("only"), rest.get("outside"))]
     rows = [(split.train.digest, split.validation.digest) for split in splits]
-    read = [rest.get("readout"), rest.get("max_length"), "outside" if rest.get("outside") is not None else "only"]
+    read = [rest.get("readout"), rest.get("max_length")]
     content = json.dumps([str(base), rows, [plan.as_dict() for plan in plans], regions, read])
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
