@@ -88,7 +88,8 @@ def test_quantised_model(setting, said, tmp_path):
 
 
 def test_quantisation_set_to_null_is_none(tmp_path):
-    Checkpoint.open(write_folder(tmp_path / "m", body(), config={"quantization_config": None}))
+    opened = Checkpoint.open(write_folder(tmp_path / "m", body(), config={"quantization_config": None}))
+    assert opened.shapes
 
 
 def test_eight_bit_weights(tmp_path):

@@ -26,7 +26,6 @@ from skillgraft.names import body_prefix, in_layers, is_body
 from skillgraft.region import Indices, Shape
 from skillgraft.tensor_file import TensorFile
 from skillgraft.weight_files import SINGLE, open_weights
-from skillgraft.weight_files import other_weights as other_weights
 from skillgraft.weight_files import read_json as read_json
 
 CHUNK_BYTES = 64 * 1024 * 1024

@@ -140,6 +140,8 @@ class Source:
             model, info = auto_class.from_pretrained(
                 self.name, trust_remote_code=False, output_loading_info=True, **weights, **options
             )
+        if self.gguf:
+            _forget_quantisation(model)
         return model, info
 
     @property
@@ -177,6 +179,14 @@ def _silence() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+def _forget_quantisation(model: Any) -> None:
+    """transformers gives a GGUF file's weights back in floating point, yet refuses to save them while these say otherwise."""
+    model.hf_quantizer = None
+    model.is_quantized = False
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
 
 
 def _gguf_in(folder: Path) -> str | None:

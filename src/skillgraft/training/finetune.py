@@ -19,7 +19,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from skillgraft import atomic
-from skillgraft.checkpoint import Checkpoint, other_weights
+from skillgraft.checkpoint import Checkpoint
 from skillgraft.errors import InputError
 from skillgraft.ledger import LEDGER, UNDO, Ledger
 from skillgraft.measure.metrics import METRICS
@@ -34,6 +34,7 @@ from skillgraft.training.methods import prepare
 from skillgraft.training.plan import Plan
 from skillgraft.training.snapshot import Snapshot
 from skillgraft.versions import versions
+from skillgraft.weight_files import INDEX, other_weights
 
 LOG = "training.jsonl"  # one line per step
 
@@ -92,7 +93,7 @@ def finetune(
     model = opened.model.to(accelerator.device)
     trainables, scores = prepare(model, plan, only=only, outside=outside)
     courses = [_course(one, split) for one, split in zip(opened.readouts, splits, strict=True)]
-    settings = _settings(base, opened, splits, plan, only, outside, accelerator.num_processes)
+    settings = _settings(opened, splits, plan, only, outside, accelerator.num_processes)
     snapshot = Snapshot.beside(target, settings)
     progress = train(
         model,
@@ -104,7 +105,7 @@ def finetune(
         snapshot=snapshot,
         snapshot_seconds=snapshot_seconds,
         on_step=on_step,
-        on_checkpoint=_checkpoint_writer(base, model, target) if accelerator.is_main_process else None,
+        on_checkpoint=_checkpoint_writer(opened, target) if accelerator.is_main_process else None,
         checkpoint_every=checkpoint_every,
     )
     validation = {
@@ -129,7 +130,7 @@ def finetune(
         if plan.method == "lora":
             merge_lora(model)
         with atomic.new_folder(target) as folder:
-            write_folder(base, model, folder, made)
+            write_folder(opened, folder, made)
             lines = "".join(json.dumps(entry) + "\n" for entry in progress.log)
             (folder / LOG).write_text(lines, encoding="utf-8")
         snapshot.delete()
@@ -137,26 +138,27 @@ def finetune(
     return Tuned(target, opened.name, len(trainables), progress.step, tuple(progress.log), validation)
 
 
-def write_folder(base: str | Path, model: nn.Module, folder: Path, made: Mapping[str, Any]) -> None:
+def write_folder(opened: Opened, folder: Path, made: Mapping[str, Any]) -> None:
     """A normal model folder: the base's tokenizer and other small files, the new weights, and where they come from."""
-    source = Path(base)
-    name, fingerprint = str(base), ""
-    if source.is_dir():
-        skip = {file.name for file in other_weights(source)} | {
-            LEDGER,
-            UNDO,
-            "README.md",
-            "model.safetensors.index.json",
-        }
-        for item in sorted(source.iterdir()):
-            if item.suffix != ".safetensors" and item.name not in skip and not item.name.startswith("."):
-                (shutil.copytree if item.is_dir() else shutil.copyfile)(item, folder / item.name)
-        name, fingerprint = _identity(source)
-    model.save_pretrained(folder)  # type: ignore[operator]
+    source = opened.source.folder
+    if source is not None and not opened.source.gguf:
+        _copy_small_files(source, folder)
+    else:  # a hub name or a GGUF file has no folder to copy from
+        images = any(readout.task.kind == "image" for readout in opened.readouts)
+        (opened.source.image_processor if images else opened.source.tokenizer).save_pretrained(folder)
+    opened.model.save_pretrained(folder)  # type: ignore[operator]
+    name, fingerprint = _identity(opened)
     Ledger(base=name, base_fingerprint=fingerprint, made=made).write(folder, versions=versions())
     card = ["---", f"base_model: {name}", "tags: [skillgraft]", "---", "", f"# {name}, fine-tuned", ""]
     card += [f"Fine-tuned on {', '.join(made['tasks'])} with skillgraft; `skillgraft.json` says how."]
     (folder / "README.md").write_text("\n".join(card) + "\n", encoding="utf-8")
+
+
+def _copy_small_files(source: Path, folder: Path) -> None:
+    skip = {file.name for file in other_weights(source)} | {LEDGER, UNDO, INDEX, "README.md"}
+    for item in sorted(source.iterdir()):
+        if item.suffix != ".safetensors" and item.name not in skip and not item.name.startswith("."):
+            (shutil.copytree if item.is_dir() else shutil.copyfile)(item, folder / item.name)
 
 
 def check_validation(splits: Sequence[Split], why: str) -> None:
@@ -166,10 +168,13 @@ def check_validation(splits: Sequence[Split], why: str) -> None:
             raise InputError(f"{why}, but task {split.train.task!r} has none left: train on fewer rows")
 
 
-def _identity(folder: Path) -> tuple[str, str]:
-    """Name and fingerprint of the base; a GGUF folder has no fingerprint."""
-    if not any(folder.glob("*.safetensors")):
-        return folder.resolve().name, ""
+def _identity(opened: Opened) -> tuple[str, str]:
+    """Name and fingerprint of the base; a hub name and a GGUF file have no fingerprint."""
+    folder = opened.source.folder
+    if folder is None:
+        return opened.source.name, ""
+    if opened.source.gguf:
+        return opened.source.gguf, ""
     checkpoint = Checkpoint.open(folder)
     return checkpoint.name, checkpoint.fingerprint
 
@@ -184,19 +189,18 @@ def _validation_score(model: nn.Module, course: Course, scores: Scorer) -> float
     return METRICS["score"](said)
 
 
-def _checkpoint_writer(base: str | Path, model: nn.Module, out: Path) -> Callable[[int], None]:
+def _checkpoint_writer(opened: Opened, out: Path) -> Callable[[int], None]:
     def write(step: int) -> None:
         target = out.parent / f"{out.name}.steps" / f"step-{step:06d}"
         if target.exists():  # from before the run was killed
             return
         with atomic.new_folder(target) as folder:
-            write_folder(base, model, folder, {"by": "finetune", "tasks": [], "step": step})
+            write_folder(opened, folder, {"by": "finetune", "tasks": [], "step": step})
 
     return write
 
 
 def _settings(
-    base: str | Path,
     opened: Opened,
     splits: Sequence[Split],
     plan: Plan,
@@ -205,9 +209,8 @@ def _settings(
     processes: int,
 ) -> dict[str, Any]:
     """Everything that decides the numbers: a snapshot of other settings is not resumed."""
-    source = Path(base)
     return {
-        "base": _identity(source) if source.is_dir() else str(base),
+        "base": _identity(opened),
         "readouts": [dict(one.settings) for one in opened.readouts],
         "rows": [(split.train.digest, split.validation.digest) for split in splits],
         "plan": plan.as_dict(),
