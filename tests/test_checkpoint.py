@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from skillgraft import checkpoint, tensor_file
-from skillgraft.checkpoint import Checkpoint, MemoryTensors, chunks, other_weights, renamed, same_tensor, take
+from skillgraft.checkpoint import Checkpoint, MemoryTensors, chunks, renamed, same_tensor, take
 from skillgraft.dtypes import BFLOAT16, same_bits
 from skillgraft.errors import InputError
+from skillgraft.weight_files import other_weights
 
 from .folders import EMBEDDING, QUERY, body, moved, numbers, write_folder
 
