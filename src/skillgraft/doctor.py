@@ -15,7 +15,7 @@ _USES = {
     "transformers": "loading models (skillgraft[train])",
     "accelerate": "training on any device (skillgraft[train])",
     "peft": "LoRA (skillgraft[train])",
-    "scikit-learn": "metrics (skillgraft[train])",
+    "scipy": "temperature scaling (skillgraft[train])",
     "datasets": "hub datasets, parquet (skillgraft[data])",
     "gguf": "GGUF models (skillgraft[gguf])",
 }
