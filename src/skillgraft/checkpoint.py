@@ -22,7 +22,7 @@ import numpy as np
 
 from skillgraft.dtypes import Array, is_float, same_bits
 from skillgraft.errors import InputError
-from skillgraft.names import body_prefix, in_layers, is_body
+from skillgraft.names import body_prefix, counting_order, in_layers, is_body
 from skillgraft.region import Indices, Shape
 from skillgraft.tensor_file import TensorFile
 from skillgraft.weight_files import SINGLE, open_weights
@@ -226,7 +226,7 @@ def _prefix_free(raw: Mapping[str, TensorFile], prefix: str, folder: Path) -> di
 
 def _same_tensors(tensors: Tensors, group: list[str]) -> Iterator[tuple[str, str]]:
     """(twin, name) pairs among tensors of one shape; the body's own name is the one that counts."""
-    ordered = sorted(group, key=lambda name: (not is_body(name), len(name), name))
+    ordered = sorted(group, key=counting_order)
     for place, twin in enumerate(ordered):
         for name in ordered[:place]:
             if same_tensor(tensors, tensors, name, twin):

@@ -25,7 +25,7 @@ from skillgraft.checkpoint import MemoryTensors, fingerprint
 from skillgraft.dtypes import BFLOAT16, Array
 from skillgraft.errors import AlreadyApplied, NotApplied, Overlap, SkillgraftError, WrongBase, listed
 from skillgraft.graft import Graft
-from skillgraft.names import body_prefix, is_body
+from skillgraft.names import body_prefix, counting_order
 from skillgraft.region import Region
 
 
@@ -53,7 +53,7 @@ def tensors_of(model: nn.Module) -> MemoryTensors:
     A tied parameter appears once, under the name that counts in a folder too: the body's own, the shortest.
     """
     tensors = {name: table[key] for name, (table, key) in _owners(model).items()}
-    names = sorted(tensors, key=lambda name: (not is_body(name), len(name), name), reverse=True)
+    names = sorted(tensors, key=counting_order, reverse=True)
     counted = {id(tensors[name]): name for name in names}
     return MemoryTensors({name: as_numpy(tensors[name]) for name in sorted(counted.values())})
 

@@ -115,6 +115,11 @@ def body_prefix(names: Iterable[str]) -> str:
         prefix = longest
 
 
+def counting_order(name: str) -> tuple[bool, int, str]:
+    """Of the names of one tied tensor the first in this order counts: the body's own, the shortest."""
+    return not is_body(name), len(name), name
+
+
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     """Sorts `layer.2` before `layer.10`: a longer number is a larger one, so no number is too long to compare."""
 

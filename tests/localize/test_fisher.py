@@ -20,37 +20,22 @@ from skillgraft.readouts import Opened, open_readouts
 from skillgraft.readouts.readout import Encoded, Readout
 from skillgraft.tasks import Examples
 from tests.readouts import making
-from tests.readouts.conftest import folders  # noqa: F401
 
 
 def brute(
-    model: nn.Module, readout: Readout, rows: list[Encoded], parameters: dict[str, nn.Parameter]
+    model: nn.Module, readout: Readout, rows: list[Encoded], parameters: dict[str, nn.Parameter], *, true: bool = False
 ) -> dict[str, Tensor]:
-    """One example at a time, the expectation over labels in full: Σ_y p(y|x) (∂ log p(y|x)/∂θ)²."""
+    """One example at a time, the expectation over labels in full: Σ_y p(y|x) (∂ log p(y|x)/∂θ)²; or the true label alone."""
     model.eval()
     result = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
     for row in rows:
         logs = torch.log_softmax(readout.scores(model, readout.collate([row])), -1)[0]
-        for label in torch.isfinite(logs).nonzero().flatten():
+        for label in [row.label] if true else torch.isfinite(logs).nonzero().flatten().tolist():
             found = torch.autograd.grad(logs[label], list(parameters.values()), retain_graph=True, allow_unused=True)
+            weight = 1.0 if true else logs[label].exp().detach()
             for name, gradient in zip(parameters, found, strict=True):
                 if gradient is not None:
-                    result[name] += logs[label].exp().detach() * gradient.double().square()
-    return {name: total / len(rows) for name, total in result.items()}
-
-
-def true_brute(
-    model: nn.Module, readout: Readout, rows: list[Encoded], parameters: dict[str, nn.Parameter]
-) -> dict[str, Tensor]:
-    """The same with the true labels."""
-    model.eval()
-    result = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
-    for row in rows:
-        logs = torch.log_softmax(readout.scores(model, readout.collate([row])), -1)[0]
-        found = torch.autograd.grad(logs[row.label], list(parameters.values()), allow_unused=True)
-        for name, gradient in zip(parameters, found, strict=True):
-            if gradient is not None:
-                result[name] += gradient.double().square()
+                    result[name] += weight * gradient.double().square()
     return {name: total / len(rows) for name, total in result.items()}
 
 
@@ -92,7 +77,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def test_true_labels_equal_the_brute_force_loop(case: Any) -> None:
     opened, rows, parameters = case
     readout = opened.readouts[0]
-    expected = true_brute(opened.model, readout, rows, parameters)
+    expected = brute(opened.model, readout, rows, parameters, true=True)
     assert_same(fisher_diagonal(opened.model, readout, rows, parameters, labels="true", batch_size=3), expected)
 
 

@@ -87,14 +87,11 @@ def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
 
 def _checked_tasks(names: Sequence[str], split: str, data: Mapping[str, Any]) -> list[Task]:
     """The tasks. Wrong data are refused here, before torch is imported, which takes seconds; they are read again later."""
-    from skillgraft.tasks import load_task, test_split, training_split
+    from skillgraft.tasks import load_task, measured_split
 
     tasks = [load_task(name) for name in names]
     for task in tasks:
-        if split == "test":
-            test_split(task, rows=data["rows"], seed=data["seed"])
-        else:
-            training_split(task, **data)
+        measured_split(task, split, **data)
     return tasks
 
 

@@ -21,7 +21,7 @@ from skillgraft.live import grafted
 from skillgraft.measure.predict import predict
 from skillgraft.measure.predictions import Predictions
 from skillgraft.readouts.loading import Opened, open_readouts
-from skillgraft.tasks import Examples, Task, load_task, test_split, training_split
+from skillgraft.tasks import Task, load_task, measured_split
 
 BASE = "base"
 OnModel = Callable[[str, str, int, int], None]
@@ -55,7 +55,7 @@ def evaluate(
     `split` is test, or validation of the same `shots` and `seed` that a run was trained with.
     """
     loaded = [task if isinstance(task, Task) else load_task(task) for task in tasks]
-    examples = [_rows(task, split, rows=rows, shots=shots, seed=seed) for task in loaded]
+    examples = [measured_split(task, split, rows=rows, shots=shots, seed=seed) for task in loaded]
     changes = _changes(base, tuned or {}, grafts or {})
     opened = open_readouts(base, loaded, readout=readout, max_length=max_length)
     encoded = [one.encode(split_rows) for one, split_rows in zip(opened.readouts, examples, strict=True)]
@@ -90,14 +90,6 @@ def _changed(opened: Opened, change: Graft | Path | None) -> AbstractContextMana
     if isinstance(change, Graft):
         return grafted(opened.model, change)
     return nullcontext(opened.model if change is None else opened.load(change))
-
-
-def _rows(task: Task, split: str, *, rows: int | None, shots: int | None, seed: int) -> Examples:
-    if split == "test":
-        return test_split(task, rows=rows, seed=seed)
-    if split == "validation":
-        return training_split(task, shots=shots, rows=rows, seed=seed).validation
-    raise InputError(f"split must be test or validation, found {split!r}")
 
 
 def _reporter(on_model: OnModel | None, model: str, task: str) -> Callable[[int, int], None] | None:

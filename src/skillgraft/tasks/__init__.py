@@ -7,7 +7,7 @@ split = training_split(task, shots=64, seed=0)  # every row is checked before an
 from skillgraft.tasks.examples import Examples
 from skillgraft.tasks.load import read_examples
 from skillgraft.tasks.prompt import Prompt, Template
-from skillgraft.tasks.splits import Split, test_split, training_split
+from skillgraft.tasks.splits import Split, measured_split, test_split, training_split
 from skillgraft.tasks.task import Describe, Origin, Task
 from skillgraft.tasks.task_file import catalogue, load_task
 
@@ -21,6 +21,7 @@ __all__ = [
     "Template",
     "catalogue",
     "load_task",
+    "measured_split",
     "read_examples",
     "test_split",
     "training_split",

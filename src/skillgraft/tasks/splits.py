@@ -60,6 +60,17 @@ def test_split(task: Task, *, rows: int | None = None, seed: int = 0) -> Example
     return pool.select(_sample(pool, _proportional(_group_sizes(pool), rows), seed))
 
 
+def measured_split(
+    task: Task, split: str, *, shots: int | None = None, rows: int | None = None, seed: int = 0
+) -> Examples:
+    """The rows that a model is measured on: the test rows, or the validation rows of the same shots, rows and seed."""
+    if split == "test":
+        return test_split(task, rows=rows, seed=seed)
+    if split == "validation":
+        return training_split(task, shots=shots, rows=rows, seed=seed).validation
+    raise InputError(f"split must be test or validation, found {split!r}")
+
+
 # pytest takes every function called test_… for a test, wherever it is imported
 test_split.__test__ = False  # type: ignore[attr-defined]
 
