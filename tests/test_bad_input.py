@@ -10,7 +10,6 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,27 +17,12 @@ import pytest
 
 from skillgraft import Region, save_region
 from skillgraft.checkpoint import Checkpoint
-from skillgraft.cli.main import main
 from skillgraft.region import Scope
 from tests.readouts import making
+from tests.running import Ended, Run, runner
 
 SECONDS = 2.0
-TASK = """
-name = "films"
-train = "rows.csv"
-test = "rows.csv"
-text = "text"
-labels = ["bad", "good"]
-[prompt.masked]
-template = "{text} it was {mask} ."
-words = { bad = "terrible", good = "great" }
-[prompt.causal]
-template = "{text} it is"
-words = { bad = " terrible", good = " great" }
-[describe]
-bad = "a bad film"
-good = "a good film"
-"""
+TASK = making.sentiment("rows.csv", "rows.csv")
 ROWS = "text,label\n" + "".join(f"film {number},{('bad', 'good')[number % 2]}\n" for number in range(8))
 FILMS = ("--task", "films.toml")
 
@@ -127,25 +111,13 @@ def place(models: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
 def run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`skillgraft …` in this process, in that folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(place)
-
-    def run_here(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["skillgraft", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        written = capsys.readouterr()
-        return int(ended.value.code or 0), written.out, written.err
-
-    return run_here
+    """`skillgraft …` in this process, in that folder."""
+    return runner(place, monkeypatch, capsys)
 
 
-def assert_refused(ended: tuple[int, str, str], says: str) -> None:
+def assert_refused(ended: Ended, says: str) -> None:
     code, out, err = ended
     assert (code, out) == (2, ""), err
     assert err.startswith("error: ")
@@ -161,7 +133,7 @@ def assert_refused_quickly(place: Path, verb: str, case: Case) -> None:
     out = () if verb == "evaluate" or "-o" in case.words else ("-o", "out")
     command = [sys.executable, "-m", "skillgraft", verb, "no-such-model", *case.words, *out]
     ended = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
-    assert_refused((ended.returncode, ended.stdout, ended.stderr), case.says)
+    assert_refused(Ended(ended.returncode, ended.stdout, ended.stderr), case.says)
     assert _children_seconds() - before < SECONDS
     assert {path.name for path in place.iterdir()} == names
 
@@ -230,7 +202,7 @@ def test_an_unknown_readout_and_split(run: Run) -> None:
         run("evaluate", "encoder", *FILMS, "--readout", "text"), r"no readout 'text': .*Known: auto, masked, causal"
     )
     assert_refused(
-        run("evaluate", "encoder", *FILMS, "--split", "tests"), "split must be test or validation, found 'tests'"
+        run("evaluate", "encoder", *FILMS, "--split", "tests"), "split must be test, train or validation, found 'tests'"
     )
 
 
@@ -257,7 +229,7 @@ def test_half_precision_without_a_scaled_loss(place: Path) -> None:
     command = [sys.executable, "-m", "skillgraft", "finetune", "encoder", *FILMS, "-o", "out"]
     environment = {**os.environ, "ACCELERATE_MIXED_PRECISION": "fp16"}  # what `accelerate launch` sets
     ended = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
-    assert_refused((ended.returncode, ended.stdout, ended.stderr), "fp16 needs a scaled loss.*use bf16")
+    assert_refused(Ended(ended.returncode, ended.stdout, ended.stderr), "fp16 needs a scaled loss.*use bf16")
 
 
 def test_a_loss_that_explodes_is_work_that_failed(run: Run) -> None:

@@ -7,6 +7,7 @@ same target removes, if no living process owns it. Targets that exist are refuse
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import uuid
@@ -68,6 +69,15 @@ def new_folder(path: Path) -> Iterator[Path]:
             if error.errno in _TAKEN:
                 raise _appeared(path) from error
             raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a lock file while the body runs; another process waits. The lock of a killed process is free at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

@@ -62,10 +62,12 @@ def save(graft: Graft, path: str | Path, *, overwrite: bool = False) -> None:
         tensor_file.write(temporary, tensors, metadata)
 
 
-def save_region(region: Region, path: str | Path, *, base_fingerprint: str = "", info: Info | None = None) -> None:
-    """Write a region file: a graft file with indices only."""
+def save_region(
+    region: Region, path: str | Path, *, base_fingerprint: str = "", info: Info | None = None, overwrite: bool = False
+) -> None:
+    """Write a region file: a graft file with indices only. An existing file is refused unless `overwrite`."""
     tensors = dict(_encode(n, at, math.prod(region.scope.shapes[n])) for n, at in region.sites.items())
-    with atomic.new_file(Path(path)) as temporary:
+    with atomic.new_file(Path(path), overwrite=overwrite) as temporary:
         tensor_file.write(temporary, tensors, _common(REGION, region, base_fingerprint, info or Info()))
 
 

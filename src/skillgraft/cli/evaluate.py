@@ -24,7 +24,7 @@ def run(
     graft: Annotated[list[Path] | None, typer.Option(metavar="G", help="Graft files.")] = None,
     together: Annotated[bool, typer.Option("--together", help="Also the sum of all grafts.")] = False,
     readout: ReadoutName = "auto",
-    split: Annotated[str, typer.Option(help="test, or validation of the same --shots and --seed.")] = "test",
+    split: Annotated[str, typer.Option(help="test; or train, validation of the same --shots and --seed.")] = "test",
     rows: Annotated[int | None, typer.Option(help="At most so many rows, a seeded sample.")] = None,
     shots: Shots = None,
     seed: Seed = 0,

@@ -25,6 +25,7 @@ from skillgraft.cli import (
     inspect,
     localize,
     remove,
+    reproduce,
 )
 from skillgraft.errors import SkillgraftError
 
@@ -45,7 +46,7 @@ Examples
 
 `skillgraft VERB --help` has examples for each verb; --json prints one object for machines; --debug shows tracebacks.""",
 )
-for verb in (finetune, localize, extract, check, apply, remove, combine, evaluate, inspect, compare, export, doctor):
+for verb in (finetune, localize, extract, check, apply, remove, combine, evaluate, inspect, compare, export, reproduce, doctor):
     app.command(verb.__name__.rsplit(".", 1)[1])(verb.run)
 
 

@@ -36,7 +36,7 @@ def read_table(source: str, paths: tuple[str, ...]) -> Table:
     """The rows of one source, with at least the columns that `paths` name."""
     if source.startswith("hf:"):
         return read_hub(source, paths)
-    path = _path(source)
+    path = source_path(source)
     if path.is_dir():
         return _read_folder(path, paths)
     return _reader(path)(path, paths)
@@ -59,7 +59,8 @@ def _is_below(source: str) -> bool:
     return source.startswith("data:")
 
 
-def _path(source: str) -> Path:
+def source_path(source: str) -> Path:
+    """Where a source that is no public dataset lies."""
     if not _is_below(source):
         return Path(source)
     folder = os.environ.get(DATA_FOLDER)

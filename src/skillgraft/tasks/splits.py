@@ -63,12 +63,13 @@ def test_split(task: Task, *, rows: int | None = None, seed: int = 0) -> Example
 def measured_split(
     task: Task, split: str, *, shots: int | None = None, rows: int | None = None, seed: int = 0
 ) -> Examples:
-    """The rows that a model is measured on: the test rows, or the validation rows of the same shots, rows and seed."""
+    """The rows that a model is measured on: the test rows, or those that a run of the same shots, rows and seed had."""
     if split == "test":
         return test_split(task, rows=rows, seed=seed)
-    if split == "validation":
-        return training_split(task, shots=shots, rows=rows, seed=seed).validation
-    raise InputError(f"split must be test or validation, found {split!r}")
+    if split in ("train", "validation"):
+        chosen = training_split(task, shots=shots, rows=rows, seed=seed)
+        return chosen.train if split == "train" else chosen.validation
+    raise InputError(f"split must be test, train or validation, found {split!r}")
 
 
 # pytest takes every function called test_… for a test, wherever it is imported

@@ -1,0 +1,114 @@
+"""skillgraft reproduce"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from skillgraft.cli import output
+from skillgraft.cli.arguments import Json
+
+if TYPE_CHECKING:
+    from skillgraft.reproduce.profile import Profile
+    from skillgraft.reproduce.run import Planned
+
+Numbers = Annotated[list[int] | None, typer.Option(help="Instead of the recipe's own; give it several times.")]
+
+
+def run(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...|list", help="Tables and figures; `list` shows all.")],
+    base: Annotated[str | None, typer.Option(metavar="BASE", help="Model folder or hub name.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where results go.")] = Path("results"),
+    store: Annotated[Path | None, typer.Option(help="Where models and grafts are kept (DIR/store).")] = None,
+    profile: Annotated[str, typer.Option(help="How large: cpu, paper, smoke.")] = "cpu",
+    task: Annotated[list[str] | None, typer.Option(metavar="T", help="Tasks instead of the recipe's own.")] = None,
+    shots: Numbers = None,
+    seed: Numbers = None,
+    readout: Annotated[str | None, typer.Option(help="How class scores are read: auto, masked, causal, …")] = None,
+    jobs: Annotated[int, typer.Option(help="Steps that run side by side; they share the cores.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the steps and about how long they take.")] = False,
+    json: Json = False,
+) -> None:
+    """Make the papers' tables and figures with your model: JSON, Markdown and a figure each.
+
+    \b
+    Examples
+      skillgraft reproduce list
+      skillgraft reproduce table2 --base MiniLM --task sst2 --shots 64 -o results
+      skillgraft reproduce table2 fig2 --base MiniLM --dry-run
+
+    Killed and started again, it goes on where it was; recipes share what they have in common.
+    """
+    if names == ["list"]:
+        _list(as_json=json)
+        return
+    from skillgraft.errors import InputError
+    from skillgraft.reproduce.profile import profile as named
+
+    if base is None:
+        raise InputError("reproduce needs a model: give --base BASE")
+    output.only_our_progress()
+    asked = {"tasks": tuple(task or ()), "shots": tuple(shots or ()), "seeds": tuple(seed or ()), "readout": readout}
+    chosen = named(profile, base=base, **asked)
+    place = store or out / "store"
+    if dry_run:
+        _plan(names, chosen, place, as_json=json)
+    else:
+        _run(names, chosen, place, out, jobs, as_json=json)
+
+
+def _list(*, as_json: bool) -> None:
+    from skillgraft.reproduce.recipes import RECIPES
+
+    rows = [(name, one.paper, one.title) for name, one in RECIPES.items()]
+    facts = {name: {"paper": where, "title": title} for name, where, title in rows}
+    output.show({"recipes": facts}, as_json=as_json, lines=output.columns(rows))
+
+
+def _plan(names: list[str], profile: Profile, store: Path, *, as_json: bool) -> None:
+    from skillgraft.reproduce.run import plan
+
+    planned = plan(names, profile, store=store)
+    left = [each for each in planned if not each.done]
+    seconds = sum(each.seconds for each in left)
+    facts = {"steps": [_step(each) for each in planned], "seconds": seconds}
+    rows = [("done" if each.done else _time(each.seconds), each.step.title) for each in planned]
+    total = f"{len(left)} of {len(planned)} steps to run, about {_time(seconds)} on two cores"
+    output.show(facts, as_json=as_json, lines=[*output.columns(rows), total])
+
+
+def _step(planned: Planned) -> dict[str, Any]:
+    step = planned.step
+    return {"job": step.job, "title": step.title, "key": step.key, "done": planned.done, "seconds": planned.seconds}
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
+def _run(names: list[str], profile: Profile, store: Path, out: Path, jobs: int, *, as_json: bool) -> None:
+    from skillgraft.report.sheet import markdown
+    from skillgraft.reproduce.executor import executor
+    from skillgraft.reproduce.recipes import recipe
+    from skillgraft.reproduce.run import reproduce
+
+    for name in names:  # a wrong name is refused before the first recipe runs
+        recipe(name)
+    results = []
+    with executor(jobs) as workers:
+        for name in names:
+            with output.progress(name) as bar:
+                done = reproduce(
+                    name, profile, store=store, out=out, executor=workers, on_step=lambda _step, n, of: bar(n, of)
+                )
+            results.append(done)
+    files = {result.name: str(out / f"{result.name}.json") for result in results}
+    output.show({"results": files}, as_json=as_json, lines=[markdown(result) for result in results])

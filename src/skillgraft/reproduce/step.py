@@ -1,0 +1,69 @@
+"""One piece of work: a job by name, its settings, and the steps whose artefacts it needs.
+
+Law: equal content of all inputs gives an equal key, and an equal key the same artefacts; so a step runs once, whoever asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from skillgraft.reproduce.content import content_of, digest
+from skillgraft.reproduce.jobs import job
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """`settings` are JSON values; `needs` maps the roles that the job knows to earlier steps."""
+
+    job: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    needs: Mapping[str, Step] = field(default_factory=dict)
+
+    @cached_property
+    def key(self) -> str:
+        """What decides the artefacts: the job and its version, the content of its inputs, the keys of what it needs."""
+        settings = {name: content_of(name, value) for name, value in self.settings.items()}
+        needs = {role: step.key for role, step in self.needs.items()}
+        return digest([self.job, job(self.job).version, settings, needs])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Step) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @property
+    def title(self) -> str:
+        """A few words for people: the job and what tells it from its neighbours."""
+        said = [
+            str(self.settings.get(name))
+            for name in ("task", "tasks", "name", "budget", "seed")
+            if name in self.settings
+        ]
+        return " ".join([self.job, *said])
+
+
+def in_order(wanted: Iterable[Step]) -> list[Step]:
+    """All steps that are needed, each once, every one after those it needs."""
+    found: dict[str, Step] = {}
+    for step in wanted:
+        _visit(step, found)
+    return list(found.values())
+
+
+def _visit(step: Step, found: dict[str, Step]) -> None:
+    if step.key in found:
+        return
+    for needed in step.needs.values():
+        _visit(needed, found)
+    found[step.key] = step
+
+
+def depth_first(step: Step) -> Iterator[Step]:
+    """A step and everything below it."""
+    yield step
+    for needed in step.needs.values():
+        yield from depth_first(needed)
