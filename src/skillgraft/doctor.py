@@ -18,6 +18,8 @@ _USES = {
     "scipy": "temperature scaling (skillgraft[train])",
     "datasets": "hub datasets, parquet (skillgraft[data])",
     "gguf": "GGUF models (skillgraft[gguf])",
+    "plotly": "figures and reports (skillgraft[report])",
+    "kaleido": "figures as SVG (skillgraft[report], and a Chromium browser)",
 }
 
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from skillgraft.report.numbers import human_bytes as human_bytes
+
 if TYPE_CHECKING:
     from skillgraft.graft import Graft
     from skillgraft.movement import Progress
@@ -40,14 +42,6 @@ def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> 
 
 def _is_number(text: str) -> bool:
     return text.replace(",", "").replace(".", "").replace("-", "").replace("e", "").replace("%", "").isdigit()
-
-
-def human_bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
 
 
 def command_line() -> str:

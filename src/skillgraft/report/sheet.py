@@ -166,8 +166,8 @@ def _sheet(found: Mapping[str, Any]) -> Sheet:
     if wrong:
         raise TypeError(f"{wrong[0]} is {found[wrong[0]]!r}")
     cells = {(_text(each["row"]), _text(each["column"])): _cell(each) for each in found["cells"]}
-    plain = {key: found[key] for key in _PLAIN if key in found}
-    return Sheet(cells=cells, **{key: _texts(found.get(key, ())) for key in _LISTS}, **plain)
+    own: dict[str, Any] = {key: _texts(found.get(key, ())) for key in _LISTS}
+    return Sheet(cells=cells, **own, **{key: found[key] for key in _PLAIN if key in found})
 
 
 def _cell(found: Mapping[str, Any]) -> Cell:

@@ -1,0 +1,243 @@
+"""What a folder holds: every file is read as what it is, listed as not used, or listed with what is wrong with it.
+
+    found = find(["runs", "skill.safetensors"])
+    found.of("graft"), found.unread, found.unused
+
+A model folder counts as one artefact; grafts and predictions that were put into it are found too. Nothing is skipped
+silently, and one damaged file does not spoil the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from skillgraft import graft_file, strict_json
+from skillgraft.checkpoint import Checkpoint
+from skillgraft.errors import InputError, SkillgraftError
+from skillgraft.graft import Graft
+from skillgraft.ledger import LEDGER, Ledger
+from skillgraft.measure.predictions import Predictions
+from skillgraft.provenance import Info
+from skillgraft.region import Region
+from skillgraft.report import printed
+from skillgraft.report.printed import Scores
+from skillgraft.report.sheet import FORMAT, load_result
+from skillgraft.tensor_file import TensorFile
+from skillgraft.weight_files import read_json
+
+_OURS = (graft_file.GRAFT, graft_file.REGION)
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """One file or model folder: its kind, its name from the given folder on, its size, and what it holds."""
+
+    kind: str
+    name: str
+    bytes: int
+    value: Any
+    scores: tuple[Scores, ...] = ()
+
+    @property
+    def stem(self) -> str:
+        """What figures call it: its name without folders and, for a file, without ending."""
+        path = Path(self.name)
+        return path.name if self.kind == "model" else path.stem
+
+
+@dataclass(frozen=True)
+class NamedRegion:
+    """A region file's content: the region, the base that it belongs to, and how it was made."""
+
+    region: Region
+    base_fingerprint: str
+    info: Info
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model folder: its fingerprint, that of the base which it was made from ("" where none is known), and how."""
+
+    fingerprint: str
+    base_fingerprint: str
+    made: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Aside:
+    """A file that is not shown, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """Everything below the given paths, in the order of names."""
+
+    artefacts: tuple[Artefact, ...]
+    unread: tuple[Aside, ...] = ()
+    unused: tuple[Aside, ...] = ()
+
+    def of(self, *kinds: str) -> list[Artefact]:
+        return [each for each in self.artefacts if each.kind in kinds]
+
+
+class _NotOurs(Exception):
+    """The file is whole but nothing that a report shows."""
+
+
+def find(inputs: Iterable[str | Path]) -> Found:
+    """Read all files and folders below the inputs. An input that does not exist is refused."""
+    artefacts, unread, unused = [], [], []
+    for name, path in _named(list(map(Path, inputs))):
+        try:
+            artefacts.append(_read(name, path))
+            artefacts[-1] = _with_scores(artefacts[-1])
+        except _NotOurs as why:
+            unused.append(Aside(name, str(why)))
+        except (SkillgraftError, OSError) as error:
+            # The page goes to other people: folders of this machine do not belong on it.
+            unread.append(Aside(name, str(error).replace(str(path), path.name).removeprefix(f"{path.name}: ")))
+    return Found(tuple(artefacts), tuple(unread), tuple(unused))
+
+
+def _named(inputs: list[Path]) -> Iterator[tuple[str, Path]]:
+    """Every file and model folder once, by a name that begins with that of its input."""
+    for given in inputs:
+        if not given.exists():
+            raise InputError(f"{given} does not exist; expected a folder or file to report on")
+    # What a top folder is called; `.` and `runs/..` have names too.
+    tops = {os.path.realpath(given): given.name.strip(".") or given.resolve().name for given in inputs}
+    seen: set[str] = set()
+    for given in inputs:
+        top = tops[os.path.realpath(given)]
+        yield from _below(given, top if list(tops.values()).count(top) == 1 else str(given), seen)
+
+
+def _below(path: Path, name: str, seen: set[str]) -> Iterator[tuple[str, Path]]:
+    true = os.path.realpath(path)
+    if true in seen:  # named twice, or a link that leads back
+        return
+    seen.add(true)
+    if not path.is_dir() or Path(name).name.startswith("."):
+        yield name, path
+        return
+    model = is_model(path)
+    if model:
+        yield name, path
+    for item in sorted(path.iterdir()):
+        if not model or _is_guest(item):
+            yield from _below(item, f"{name}/{item.name}", seen)
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder is a model: it has skillgraft's ledger, or a config beside weights."""
+    weights = any(file.suffix in (".safetensors", ".bin") for file in folder.iterdir())
+    return (folder / LEDGER).is_file() or (weights and (folder / "config.json").is_file())
+
+
+def _is_guest(file: Path) -> bool:
+    """Whether a file in a model folder is no part of the model: predictions, a graft, a region."""
+    return file.suffix == ".npz" or (file.suffix == ".safetensors" and _format(file) in _OURS)
+
+
+def _format(file: Path) -> str | None:
+    try:
+        return TensorFile.open(file).metadata.get("format")
+    except SkillgraftError:
+        return None  # the model's own file, and reading the model will tell
+
+
+def _read(name: str, path: Path) -> Artefact:
+    if Path(name).name.startswith("."):
+        raise _NotOurs("hidden")
+    reader = _model if path.is_dir() else READERS.get(path.suffix)
+    if reader is None:
+        raise _NotOurs(f"a report does not read {path.suffix or 'files without an ending'}")
+    kind, value = reader(path)
+    size = (
+        sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) if path.is_dir() else path.stat().st_size
+    )
+    return Artefact(kind, name, size, value)
+
+
+def _with_scores(artefact: Artefact) -> Artefact:
+    """The artefact with the scores that it tells. Broken scores do not spoil the graft that carries them."""
+    tell = _SCORES.get(artefact.kind)
+    return replace(artefact, scores=tell(artefact)) if tell else artefact
+
+
+def _recorded(graft: Graft, file: str) -> tuple[Scores, ...]:
+    """The scores that a graft carries, unless they may be another's: scaling and restricting a graft keep its provenance."""
+    derived = graft.scale != 1.0 or not {"rule", "forget"}.isdisjoint(graft.info.get("recipe", {}))
+    if derived and "scores" in graft.info:
+        raise _NotOurs(
+            "shown without its recorded scores: they may be those of a graft that it was made from; evaluate it for its own"
+        )
+    return printed.recorded(graft, file)
+
+
+def _model(folder: Path) -> tuple[str, ModelFolder]:
+    source = Checkpoint.open(folder)
+    members = [member for layer in Ledger.of(source).applied for member in layer.members]
+    # Where no graft is on, `Ledger.of` takes the folder itself as the base; what it was tuned from stands in its file.
+    own = read_json(folder / LEDGER) if (folder / LEDGER).is_file() else {}
+    made = {**(own.get("made") or {}), **({"versions": own["versions"]} if "versions" in own else {})}
+    applied = [{"graft": member.file, "scale": member.scale, "entries": member.entries} for member in members]
+    base = str(own.get("base_fingerprint", ""))
+    return "model", ModelFolder(source.fingerprint, base, {**made, **({"applied": applied} if applied else {})})
+
+
+def _tensors(path: Path) -> tuple[str, Any]:
+    kind = TensorFile.open(path).metadata.get("format")
+    if kind not in _OURS:
+        raise _NotOurs("tensors, but neither a graft nor a region")
+    if kind == graft_file.REGION:
+        return "region", NamedRegion(graft_file.load_region(path), *graft_file.load_info(path))
+    return "graft", graft_file.load(path)
+
+
+def _predictions(path: Path) -> tuple[str, Predictions]:
+    return "predictions", Predictions.load(path)
+
+
+def _json(path: Path) -> tuple[str, Any]:
+    """A result, or what a verb printed with `--json`, told by the fields it has."""
+    try:
+        found = strict_json.parse(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise _NotOurs("JSON, but not an object that a report shows")
+    if found.get("format") == FORMAT:
+        return "result", load_result(path)
+    for fields, kind, read in PRINTED:
+        if fields <= found.keys():
+            return kind, read(found)
+    raise _NotOurs("JSON without anything that a report shows")
+
+
+# The fields that tell what a verb printed, what it is, and how it is read.
+PRINTED: tuple[tuple[frozenset[str], str, Callable[[Mapping[str, Any]], Any]], ...] = (
+    (frozenset({"split", "tasks"}), "evaluation", printed.evaluation),
+    (frozenset({"validation", "curve", "density"}), "localization", printed.localization),
+    (frozenset({"scale", "search"}), "scales", printed.scale_search),  # of `combine`
+    (frozenset({"scale", "points"}), "scales", printed.scale_search),  # of `forget`
+    (frozenset({"alphas", "errors", "tasks"}), "map", printed.disentanglement),
+)
+READERS: Mapping[str, Callable[[Path], tuple[str, Any]]] = MappingProxyType(
+    {".safetensors": _tensors, ".npz": _predictions, ".json": _json}
+)
+_SCORES: Mapping[str, Callable[[Artefact], tuple[Scores, ...]]] = MappingProxyType(
+    {
+        "evaluation": lambda artefact: artefact.value,
+        "localization": lambda artefact: (artefact.value.scores,),
+        "graft": lambda artefact: _recorded(artefact.value, Path(artefact.name).name),
+    }
+)

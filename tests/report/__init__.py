@@ -1,0 +1,1 @@
+"""Tests of sheets, figures and the HTML report."""

@@ -1,0 +1,177 @@
+"""The page: its sections, its order, that it escapes, repeats itself byte for byte, and survives damage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from skillgraft.errors import InputError
+from skillgraft.report.page import SECTIONS, report
+
+from .making import EVIL
+from .test_markup import Reader
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("page") / "page.html"
+    assert report([runs], out, title="Two skills").sections == tuple(SECTIONS)
+    return out.read_text(encoding="utf-8")
+
+
+def section(page: str, name: str) -> str:
+    return page.split(f'<section id="{name}"')[1].split("</section>")[0]
+
+
+def test_every_section_is_there_with_a_link(page: str) -> None:
+    for name, (title, _) in SECTIONS.items():
+        assert f'<a href="#{name}">{title}</a>' in page
+        assert f'<h2 id="{name}-title">{title}</h2>' in section(page, name)
+    assert "<title>Two skills</title>" in page
+    assert '<html lang="en">' in page
+
+
+def test_the_overview_compares_with_the_base(page: str, runs: Path) -> None:
+    text = section(page, "overview")
+    base = sum(file.stat().st_size for file in (runs / "BASE").iterdir())
+    share = 100 * (runs / "b.safetensors").stat().st_size / base
+    row = text.split('<th scope="row">runs/b.safetensors</th>')[1].split("</tr>")[0]
+    assert f">{share:.0f}</td>" in row
+    assert ">2</td>" in row
+    assert "1 file could not be read" in text
+    assert '<th scope="row">runs/TUNED</th><td>tuned model</td><td>toy</td>' in text
+    assert '<th scope="row">runs/BASE</th><td>base model</td>' in text
+
+
+def test_what_is_said_twice_is_shown_once(page: str, runs: Path) -> None:
+    text = section(page, "scores")
+    captions = [part.split("</caption>")[0] for part in text.split("<caption>")[1:]]
+    # Evaluation and predictions are about the same test rows; localize and its graft about the same validation rows.
+    assert captions == [
+        "toy, 60 test rows", "toy, 60 validation rows", "toy, 60 test rows: accuracy (%)",
+        "toy, 60 validation rows: accuracy (%)",
+    ]  # fmt: skip
+    scores = json.loads((runs / "scores.json").read_text())["tasks"]["toy"]["TUNED"]
+    assert f">{100 * scores['score']['value']:.1f}<span" in text
+    assert f"Majority class: {100 * scores['majority']:.1f} %." in text
+
+
+def test_sections_hold_their_figures(page: str) -> None:
+    figures = {name: section(page, name).count("data-draws=") for name in SECTIONS}
+    assert figures == {
+        "overview": 1, "scores": 2, "calibration": 4, "density": 1, "where": 3, "shared": 2, "results": 3, "scales": 1,
+        "disentanglement": 1, "made": 0, "aside": 0,
+    }  # fmt: skip
+
+
+def test_every_figure_has_its_numbers_in_a_table(page: str) -> None:
+    for name in SECTIONS:
+        for figure in section(page, name).split("<figure>")[1:]:
+            assert "<table>" in figure.split("</figure>")[0]
+
+
+def test_results_show_the_paper_and_the_reasons(page: str) -> None:
+    text = section(page, "results")
+    assert '50.0<span class="remark"> [40.0, 60.0] paper 55.0</span>' in text
+    assert '<p class="note">(a) no skill to localise</p>' in text
+    assert '<p class="note">CPU profile.</p>' in text
+
+
+def test_provenance(page: str) -> None:
+    text = section(page, "made")
+    assert "<code>skillgraft extract</code>" in text
+    assert "<code>skillgraft reproduce table2</code>" in text
+    assert "&quot;skillgraft&quot;: &quot;0.1.0&quot;" in text
+    assert "toy--base.npz" in text
+
+
+def test_files_that_are_not_shown_are_listed(page: str) -> None:
+    text = section(page, "aside")
+    assert "runs/damaged.safetensors" in text
+    assert '<th scope="row">runs/notes.txt</th><td>a report does not read .txt</td>' in text
+
+
+def test_names_from_files_stay_text(page: str) -> None:
+    found = Reader(page)
+    assert EVIL in found.text
+    assert found.elements.count("script") == 2 + page.count("data-draws=")
+    assert "b" not in found.elements
+    assert not [value for name, value in found.attributes if name.startswith("on")]
+
+
+def test_names_of_elements_are_unique(page: str) -> None:
+    names = [value for name, value in Reader(page).attributes if name == "id"]
+    assert len(set(names)) == len(names)
+
+
+def test_nothing_points_outside(page: str) -> None:
+    found = Reader(page)
+    assert "link" not in found.elements
+    assert "img" not in found.elements
+    assert [
+        value for name, value in found.attributes if name in ("src", "href") and not str(value).startswith("#")
+    ] == []
+
+
+def test_the_same_inputs_give_the_same_bytes(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs, tmp_path / "elsewhere" / "runs")
+    report([runs], tmp_path / "1.html")
+    report([tmp_path / "elsewhere" / "runs"], tmp_path / "2.html")
+    assert (tmp_path / "1.html").read_bytes() == (tmp_path / "2.html").read_bytes()
+
+
+def test_no_folder_of_this_machine_is_on_the_page(page: str, runs: Path) -> None:
+    assert str(runs.parent) not in page
+
+
+@pytest.mark.parametrize(
+    ("name", "sections"),
+    [
+        ("said", ("overview", "scores", "calibration", "made")),
+        ("scores.json", ("overview", "scores")),
+        ("a.safetensors", ("overview", "scores", "where", "made")),
+        ("b.safetensors", ("overview", "where", "made")),
+        ("scales.json", ("overview", "scales")),
+        ("BASE", ("overview",)),
+        ("damaged.safetensors", ("overview", "aside")),
+    ],
+)
+def test_sections_without_data_are_left_out(runs: Path, tmp_path: Path, name: str, sections: tuple[str, ...]) -> None:
+    assert report([runs / name], tmp_path / "page.html").sections == sections
+
+
+def test_predictions_of_other_rows_are_not_compared(tmp_path: Path) -> None:
+    from ..measure.making import random_predictions
+
+    for rows, model in ((20, "base"), (30, "other")):
+        random_predictions(rows, 2, made_by={"model": model, "split": "test"}).save(tmp_path / "p" / f"{model}.npz")
+    report([tmp_path / "p"], tmp_path / "page.html")
+    assert "toy, 20 test rows" in (tmp_path / "page.html").read_text()
+
+
+def test_scales_of_several_grafts_are_a_table(tmp_path: Path) -> None:
+    points = [{"scale": [0.5, 1.0], "accuracy": {"toy": 0.7}, "normalised": 0.9}]
+    (tmp_path / "x.json").write_text(json.dumps({"scale": [0.5, 1.0], "search": {"points": points}}))
+    report([tmp_path / "x.json"], tmp_path / "page.html")
+    text = section((tmp_path / "page.html").read_text(), "scales")
+    assert "data-draws" not in text
+    assert '<th scope="row">0.5, 1</th><td class="number" data-sort="0.7">70.0</td>' in text
+    assert "Chosen: 0.5, 1." in text
+
+
+def test_nothing_to_show_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "notes.txt").write_text("")
+    with pytest.raises(InputError, match=r"expected grafts, regions, .* found 1 files of other kinds"):
+        report([tmp_path / "x"], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_that_exists_is_untouched(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("mine")
+    with pytest.raises(InputError, match="exists already"):
+        report([runs], tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == "mine"
