@@ -16,6 +16,7 @@ from skillgraft.errors import FormatError, InputError, listed
 from skillgraft.tensor_file import TensorFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter.safetensors"  # bottleneck adapters, beside the weights of the base that they were trained on
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Other copies of the same weights: formats, variants such as model.fp16.safetensors, and folders of exported models.
 _OTHER_WEIGHTS = (
@@ -50,6 +51,20 @@ def other_weights(folder: Path, own: Iterable[TensorFile] = ()) -> list[Path]:
     """What holds weights in the folder beside its `own` files: it would not match changed ones and is never copied."""
     keep = {folder / INDEX, *(file.path for file in own)} if own else set()
     return sorted({file for pattern in _OTHER_WEIGHTS for file in folder.glob(pattern)} - keep)
+
+
+def has_adapters(folder: str | Path) -> bool:
+    """Whether the folder is a base with bottleneck adapters beside it."""
+    return (Path(folder) / ADAPTER).is_file()
+
+
+def refuse_adapters(folder: str | Path) -> None:
+    """Refuses such a folder where entries are compared or changed: its skill lies in none of them."""
+    if has_adapters(folder):
+        raise InputError(
+            f"{folder} holds bottleneck adapters ({ADAPTER}), which add parameters to the base rather than change its own: "
+            "there is no delta in it. `evaluate` takes it as --tuned; elsewhere give its base, or a fine-tune by another method"
+        )
 
 
 def _convert_hint(folder: Path, pickle: Path, config: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from skillgraft.tasks import Examples, Task, load_task
 _SENTENCES = """a b c d e f g the film was is it fine bad good great terrible dull quick slow cat dog house mouse red blue
 green Yes No Maybe yes no question answer review positive negative what does stand for ? . , : ! or"""
 WORDS = tuple(_SENTENCES.split())
+GOOD, BAD = ("fine", "good", "great", "quick"), ("bad", "dull", "slow", "terrible")
 SENTIMENT = """
 name = "films"
 train = "x.jsonl"
@@ -89,6 +90,25 @@ def task_of(text: str) -> Task:
         path = Path(folder) / "task.toml"
         path.write_text(text, encoding="utf-8")
         return load_task(path)
+
+
+def sentiment(train: str, test: str) -> str:
+    """The task SENTIMENT with rows to train on and rows to test on."""
+    return SENTIMENT.replace('train = "x.jsonl"', f'train = "{train}"\ntest = "{test}"')
+
+
+def write_films(folder: Path, *, train: int = 120, test: int = 40) -> Path:
+    """films.toml and its rows, which a tiny model can learn: good films have good words."""
+    draw = np.random.default_rng(0)
+    rows = []
+    for number in range(train + test):
+        words = GOOD if number % 2 else BAD
+        text = f"the {draw.choice(['film', 'cat', 'dog', 'house'])} was {draw.choice(words)} {draw.choice(words)}"
+        rows.append({"text": f"{text} {draw.choice(list('abcdefg'))}", "label": number % 2})
+    for name, some in (("x.jsonl", rows[:train]), ("y.jsonl", rows[train:])):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in some))
+    (folder / "films.toml").write_text(sentiment("x.jsonl", "y.jsonl"))
+    return folder / "films.toml"
 
 
 def films(texts: Sequence[str] = TEXTS) -> Examples:
@@ -270,6 +290,17 @@ def assert_padding_is_invisible(opened: Opened, examples: Examples, place: int =
     """A batch of one gives the same scores as a batch of many."""
     for together, alone in zip(scored(opened, examples, place), one_by_one(opened, examples, place), strict=True):
         torch.testing.assert_close(together[: len(alone)], alone, atol=1e-5, rtol=1e-5)
+
+
+def assert_trains(opened: Opened, examples: Examples, tensors: Mapping[str, Tensor], *, but: str | None = None) -> None:
+    """The loss of all rows moves every one of these tensors, except those with `but` in their names."""
+    readout = opened.readouts[0]
+    batch = readout.collate(readout.encode(examples))
+    for tensor in tensors.values():
+        tensor.grad = None
+    loss_of(readout.scores(opened.model, batch), batch["labels"]).backward()
+    still = {name for name, tensor in tensors.items() if tensor.grad is None or not tensor.grad.abs().max() > 0}
+    assert still == {name for name in tensors if but is not None and but in name}
 
 
 def assert_gradients_flow(opened: Opened, examples: Examples, place: int = 0) -> None:

@@ -6,13 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from skillgraft.errors import FormatError, InputError
 from skillgraft.readouts import loss_of, open_readouts
+from skillgraft.tasks import load_task, pictures, read_examples
 from tests.readouts import making
 from tests.readouts.making import (
     DIGITS,
@@ -66,6 +69,43 @@ def test_a_label_is_the_mean_direction_of_its_texts(folders: Folders) -> None:
         "input": "{text_a} or {text_b}",
         "max_length": 16,
     }
+
+
+def test_several_templates_are_averaged_as_unit_vectors(folders: Folders) -> None:
+    """A template whose embeddings were longer would not count for more: each is made of length 1 first."""
+    text = DIGITS.replace('"the {label}"', '["the {label}", "a red {label} house", "{label}"]')
+    bare = "\n".join(line for line in text.splitlines() if not line.startswith(("zero", "one", "two")))
+    opened = open_readouts(folders("clip"), [task_of(bare)])
+    clip: Any = opened.model
+
+    def embedded(words: str) -> Tensor:
+        with torch.no_grad():
+            found = clip.get_text_features(**opened.source.tokenizer(words, return_tensors="pt"))
+        return normalize(getattr(found, "pooler_output", found)[0], dim=-1)
+
+    for place, label in enumerate(("zero", "one", "two")):
+        mean = sum(embedded(words) for words in (f"the {label}", f"a red {label} house", label)) / 3
+        torch.testing.assert_close(opened.readouts[0].head[place], normalize(mean, dim=-1), atol=1e-5, rtol=1e-5)
+
+
+def test_images_in_files_are_decoded_when_they_are_encoded(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each chosen one once, with the scores of the same pixels in memory."""
+    images = digits(channels=3).columns["image"]
+    for place, label in enumerate(("zero", "one", "two", "zero", "one")):
+        (tmp_path / "x" / label).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images[place]).save(tmp_path / "x" / label / f"{place}.png")
+    (tmp_path / "task.toml").write_text(DIGITS.replace("x.npz", "x"))
+    chosen = read_examples(load_task(tmp_path / "task.toml"), "train").select([4, 0, 2])
+    decoded: list[Any] = []
+    monkeypatch.setattr(pictures, "pixels", lambda cell, plain=pictures.pixels: decoded.append(cell) or plain(cell))
+    opened = open_readouts(folders("clip"), [task_of(DIGITS)])
+    lazy = opened.readouts[0].encode(chosen)
+    assert [cell.name for cell in decoded] == ["3.png", "1.png", "2.png"]
+    eager = opened.readouts[0].encode(replace(chosen, columns={"image": tuple(images[[3, 1, 2]])}))
+    for one, two in zip(lazy, eager, strict=True):
+        np.testing.assert_array_equal(one.inputs["pixel_values"], two.inputs["pixel_values"])
 
 
 def test_long_pairs_keep_the_template(folders: Folders) -> None:

@@ -7,7 +7,7 @@ from skillgraft.tasks import catalogue, load_task, splits, training_split
 
 from .making import tokenizer
 
-P1 = {"sst2", "mr", "cr", "mpqa", "subj", "trec", "ag_news", "snli", "mnli", "qnli", "rte", "mrpc", "qqp"}
+P1 = {"sst2", "mr", "cr", "mpqa", "sentiment", "subj", "trec", "ag_news", "snli", "mnli", "qnli", "rte", "mrpc", "qqp"}
 P2_LANGUAGE = {"qasc", "wikiqa", "quartz", "paws", "story_cloze", "winogrande", "wsc"}
 OUT_OF_DISTRIBUTION = {
     *("imdb", "imdb_counterfactual", "yelp_sentences", "yelp_reviews", "amazon_polarity"),
@@ -74,7 +74,7 @@ def test_p2s_vision_tasks_have_all_their_classes(name: str, classes: int) -> Non
     assert task.kind == "image"
     assert len(set(task.labels)) == len(task.labels) == classes
     assert task.describe is not None
-    assert task.describe.template is not None
+    assert task.describe.templates
 
 
 def test_long_class_lists_hold_their_places() -> None:

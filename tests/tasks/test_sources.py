@@ -10,6 +10,7 @@ import pytest
 
 from skillgraft.errors import DataError, InputError
 from skillgraft.tasks import load_task, read_examples
+from skillgraft.tasks.pictures import Pictures
 from skillgraft.tasks.sources import read_table
 
 from .making import REVIEWS, make_task, write_lines, write_task
@@ -173,6 +174,63 @@ def test_hub_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("o/n", None, "train"), ("o/n", "wsc.fixed", "train[:10%]")]
     with pytest.raises(DataError, match="hf:o/n:train: there is no column 'txt'"):
         read_table("hf:o/n:train", ("txt",))
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which `hf:owner/name` is a data folder: `datasets` looks there before it asks the hub."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "owner" / "films").mkdir(parents=True)
+    return tmp_path / "owner" / "films"
+
+
+def test_a_hub_dataset_as_the_package_itself_loads_it(shelf: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for split, rows in (("train", ROWS), ("test", ROWS[:1])):
+        write_lines(shelf / f"{split}.jsonl", rows)
+    text = REVIEWS.replace("train.jsonl", "hf:owner/films:train")
+    examples = read_examples(load_task(write_task(shelf.parent, text)), "train")
+    assert examples.columns["text"] == tuple(row["text"] for row in ROWS)
+    assert examples.labels.tolist() == [1, 0]
+    assert len(read_table("hf:owner/films:train[:1]", ("text",))) == 1
+    with pytest.raises(DataError, match=r'hf:owner/films:dev: cannot be read: .*"dev"'):
+        read_table("hf:owner/films:dev", ("text",))
+    assert capfd.readouterr().err == ""
+
+
+def test_a_hub_dataset_with_configurations(shelf: Path) -> None:
+    for name, rows in (("long", ROWS), ("short", ROWS[:1])):
+        (shelf / name).mkdir()
+        write_lines(shelf / name / "train.jsonl", rows)
+    configs = "".join(f"- config_name: {name}\n  data_files: {name}/train.jsonl\n" for name in ("long", "short"))
+    (shelf / "README.md").write_text(f"---\nconfigs:\n{configs}---\n", encoding="utf-8")
+    assert [len(read_table(f"hf:owner/films/{name}:train", ("text",))) for name in ("long", "short")] == [2, 1]
+    with pytest.raises(
+        DataError, match=r"hf:owner/films:train: cannot be read: Config name is missing\. .*long.*short"
+    ):
+        read_table("hf:owner/films:train", ("text",))
+
+
+def test_a_hub_dataset_never_runs_code_of_its_own(shelf: Path) -> None:
+    (shelf / "films.py").write_text("raise SystemExit('this code was run')", encoding="utf-8")
+    with pytest.raises(DataError, match="hf:owner/films:train: cannot be read"):
+        read_table("hf:owner/films:train", ("text",))
+
+
+def test_images_of_a_hub_dataset_stay_encoded(shelf: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for label, shade in (("bad", 0), ("good", 255)):
+        (shelf / "train" / label).mkdir(parents=True)
+        image.new("L", (3, 2), shade).save(shelf / "train" / label / "one.png")
+    text = REVIEWS.replace("train.jsonl", "hf:owner/films:train").replace('text = "text"', 'image = "image"')
+    examples = read_examples(load_task(write_task(shelf.parent, text)), "train")
+    assert isinstance(examples.columns["image"], Pictures)
+    assert [(pixels.shape, int(pixels.min())) for pixels in examples.columns["image"]] == [
+        ((2, 3, 3), 0),
+        ((2, 3, 3), 255),
+    ]
+    assert examples.labels.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("source", ["hf:glue:train", "hf:o/n", "hf:o/n:"])

@@ -128,6 +128,17 @@ def test_duplicates_within_the_training_rows(tmp_path: Path) -> None:
     assert max(Counter(split.train.labels.tolist()).values()) == 3
 
 
+def test_of_merged_sources_none_trains_on_what_another_tests_on(tmp_path: Path) -> None:
+    """One source's own rows are left as they are: whoever made it decided."""
+    train, test = [{"text": f"text {i}", "label": i % 2} for i in range(8)], [{"text": "TEXT 3", "label": 1}]
+    alone = make_task(tmp_path, train=train, test=test)
+    merged = make_task(tmp_path, REVIEWS.replace('"train.jsonl"', '["train.jsonl", "more.jsonl"]'), more=rows(2, 2))
+    assert len(splits.training_pool(alone)) == 8
+    assert "text 3" in texts(splits.training_pool(alone))
+    assert len(splits.training_pool(merged)) == 8 + 4 - 1
+    assert "text 3" not in texts(splits.training_pool(merged))
+
+
 def test_equal_images_count_as_duplicates() -> None:
     image = np.ones((1, 2, 2), np.uint8)
     pool = Examples("t", {"image": np.concatenate([image, 1 - image])}, np.array([0, 1]), ("x", "y"))

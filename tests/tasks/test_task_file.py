@@ -55,6 +55,9 @@ def test_image_template_and_description_are_averaged(tmp_path: Path) -> None:
     assert describe is not None
     assert describe.input is None
     assert describe.label_texts("bad") == ("a bad.", "b")
+    several = load_task(write_task(tmp_path, text.replace('"a {label}."', '["a {label}.", "one {label}!"]'))).describe
+    assert several is not None
+    assert several.label_texts("bad") == ("a bad.", "one bad!", "b")
     assert describe.choice_texts({}) == ()
 
 
@@ -79,6 +82,15 @@ WRONG_REVIEWS = [
     (REVIEWS + PROMPT.replace("great", "terrible"), "'words' must be different"),
     (REVIEWS + '[describe]\ngood = "x"\n', "[describe]: nothing for the label bad"),
     (REVIEWS + '[describe]\ninput = "x"\n', "every label needs a description"),
+    (REVIEWS + "[describe]\ntemplate = []\n", "[describe]: 'template' is an empty list; give a text with {label}"),
+    (
+        REVIEWS + '[describe]\ntemplate = ["a {label}", "a {labl}"]\n',
+        "'template': {labl}: no field 'labl': did you mean 'label'?",
+    ),
+    (
+        REVIEWS + '[describe]\ntemplate = ["a {label}", 7]\n',
+        "[describe]: 'template' must be a list of strings; found 7",
+    ),
     (REVIEWS + '[describe]\ngood = "x"\nbad = "y"\nchoice = "{choice}"\n', "'choice' is for multiple choice"),
     (REVIEWS + PROMPT.replace("{text}", "{txt}"), "'template': {txt}: no field 'txt': did you mean 'text'?"),
     (REVIEWS + PROMPT.replace("{text}", "{mask}"), "'template' needs at most one {mask}; found 2"),

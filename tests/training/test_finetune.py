@@ -6,10 +6,7 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ import transformers
 
 from skillgraft import extract, grafted, load_region, save, save_region
 from skillgraft.checkpoint import Checkpoint
-from skillgraft.cli.main import main
 from skillgraft.errors import InputError
 from skillgraft.live import tensors_of
 from skillgraft.measure.evaluate import evaluate
@@ -33,8 +29,8 @@ from skillgraft.training.grid import finetune_recipe
 from skillgraft.training.plan import Plan
 from tests.folders import same_weights
 from tests.readouts import making
+from tests.running import Run, runner, start
 
-GOOD, BAD = ("fine", "good", "great", "quick"), ("bad", "dull", "slow", "terrible")
 QUICK = Plan(optimizer="adamw", lr=3e-3, batch_size=8, steps=30, dropout=False)
 
 
@@ -44,53 +40,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     making.sentence_encoder(folder / "encoder")
     making.bert(folder / "masked")
-    draw = np.random.default_rng(0)
-    rows = []
-    for number in range(160):
-        words = GOOD if number % 2 else BAD
-        text = f"the {draw.choice(['film', 'cat', 'dog', 'house'])} was {draw.choice(words)} {draw.choice(words)}"
-        rows.append({"text": f"{text} {draw.choice(list('abcdefg'))}", "label": number % 2})
-    for name, some in (("x.jsonl", rows[:120]), ("y.jsonl", rows[120:])):
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in some))
-    (folder / "films.toml").write_text(
-        making.SENTIMENT.replace('train = "x.jsonl"', 'train = "x.jsonl"\ntest = "y.jsonl"')
-    )
+    making.write_films(folder)
     return folder
 
 
 @pytest.fixture
-def run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """`skillgraft …` in this process, in that folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(place)
-
-    def run_here(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["skillgraft", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        written = capsys.readouterr()
-        return int(ended.value.code or 0), written.out, written.err
-
-    return run_here
-
-
-def command(*words: object, processes: int = 1) -> list[str]:
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(processes), "--num_machines", "1",
-              "--mixed_precision", "no", "--dynamo_backend", "no"] if processes > 1 else []  # fmt: skip
-    return [sys.executable, *launch, "-m", "skillgraft", *map(str, words)]
-
-
-def start(place: Path, *words: object, processes: int = 1) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(
-        command(*words, processes=processes), cwd=place, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+def run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`skillgraft …` in this process, in that folder."""
+    return runner(place, monkeypatch, capsys)
 
 
 TRAIN = ("--task", "films.toml", "--optimizer", "adamw", "--lr", "3e-3", "--batch-size", "8", "--no-dropout")
 
 
-def test_finetune_then_evaluate_from_the_command_line(run: Callable[..., Any], place: Path) -> None:
+def test_finetune_then_evaluate_from_the_command_line(run: Run, place: Path) -> None:
     code, out, err = run("finetune", "encoder", *TRAIN, "--steps", 150, "-o", "tuned", "--json")
     assert code == 0, err
     facts = json.loads(out)
@@ -117,7 +80,7 @@ def test_finetune_then_evaluate_from_the_command_line(run: Callable[..., Any], p
     assert made["scores"]["test"]["films"]["accuracy"] == models["tuned"]["accuracy"]
 
 
-def test_evaluate_prints_a_table(run: Callable[..., Any]) -> None:
+def test_evaluate_prints_a_table(run: Run) -> None:
     code, out, err = run("evaluate", "encoder", "--task", "films.toml")
     assert code == 0, err
     assert "films (40 rows)" in out
@@ -132,6 +95,17 @@ def test_every_method_writes_a_normal_folder(settings: dict[str, Any], place: Pa
     assert base.shapes == out.shapes
     assert not same_weights(place / "encoder", tmp_path / "out")
     transformers.AutoModel.from_pretrained(tmp_path / "out")
+
+
+def test_from_python_nothing_is_printed(place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """transformers shows a bar for every file that it reads or writes, unless told otherwise; its setting is put back."""
+    bars = transformers.utils.logging
+    bars.enable_progress_bar()
+    plan = QUICK.with_changes(steps=2)
+    finetune(place / "encoder", [place / "films.toml"], tmp_path / "out", plan=plan, checkpoint_every=1)
+    evaluate(place / "encoder", [place / "films.toml"], tuned={"t": tmp_path / "out"}, rows=4)
+    assert capfd.readouterr() == ("", "")
+    assert bars.is_progress_bar_enabled()
 
 
 def test_a_linear_head_travels_in_the_graft(place: Path, tmp_path: Path) -> None:
@@ -173,7 +147,8 @@ def test_only_and_outside_a_region(place: Path, tmp_path: Path) -> None:
     region = most_moved(base, full, Scope.select("layers", base.shapes), 0.05)
     save_region(region, tmp_path / "region.safetensors")
     region = load_region(tmp_path / "region.safetensors")
-    finetune(place / "encoder", [place / "films.toml"], tmp_path / "in", plan=QUICK, only=region)
+    trained = finetune(place / "encoder", [place / "films.toml"], tmp_path / "in", plan=QUICK, only=region).trained
+    assert trained == len(region)
     finetune(place / "encoder", [place / "films.toml"], tmp_path / "out", plan=QUICK, outside=region)
     inside, outside = (extract(place / "encoder", tmp_path / name).region for name in ("in", "out"))
     assert len(inside - region) == 0
@@ -285,7 +260,7 @@ def test_grafts_are_off_again_after_evaluating(place: Path, tmp_path: Path) -> N
     ids=["missing label", "unknown label", "empty file"],
 )
 def test_wrong_rows_end_with_exit_code_2_before_a_model_is_loaded(
-    rows: str, message: str, run: Callable[..., Any], tmp_path: Path
+    rows: str, message: str, run: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "x.jsonl").write_text(rows)
     (tmp_path / "films.toml").write_text(making.SENTIMENT)
@@ -295,7 +270,7 @@ def test_wrong_rows_end_with_exit_code_2_before_a_model_is_loaded(
     assert re.search(message, err), err
 
 
-def test_a_tuned_folder_of_another_architecture_is_refused(run: Callable[..., Any], place: Path) -> None:
+def test_a_tuned_folder_of_another_architecture_is_refused(run: Run, place: Path) -> None:
     making.gpt2(place / "gpt2")
     code, _, err = run("evaluate", "encoder", "--task", "films.toml", "--tuned", "gpt2")
     assert code == 2

@@ -14,7 +14,7 @@ from skillgraft.training import grid
 from skillgraft.training.finetune import Tuned, finetune
 from skillgraft.training.grid import finetune_recipe
 from tests.readouts import making
-from tests.training.test_finetune import start
+from tests.running import start
 
 SMALL = {"lr": 0.05, "dropout": False, "steps": 2}  # of the recipe p1 this leaves three batch sizes
 
@@ -24,11 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sentence encoder and a task of 40 rows."""
     folder = tmp_path_factory.mktemp("place")
     making.sentence_encoder(folder / "encoder")
-    rows = [
-        {"text": f"the film was {('bad', 'good')[n % 2]} {'abcdefg'[n % 7]} {n}", "label": n % 2} for n in range(40)
-    ]
-    (folder / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "films.toml").write_text(making.SENTIMENT)
+    making.write_films(folder, train=40)
     return folder
 
 

@@ -31,7 +31,7 @@ def a_course() -> Course:
 
 def run(model: nn.Module, plan: Plan, **rest: Any) -> Progress:
     region = rest.pop("only", None)
-    trainables, scores = prepare(model, plan, only=region)
+    trainables, scores, _ = prepare(model, plan, only=region)
     return train(model, [a_course()], plan, trainables, accelerator=Accelerator(cpu=True), scores=scores, **rest)
 
 

@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from skillgraft.errors import InputError
@@ -146,6 +147,15 @@ def test_embeddings_are_frozen_unless_asked_for() -> None:
     assert not any("embeddings" in name for name in choose_trainables(model).tensors)
     assert any("embeddings" in name for name in choose_trainables(model, embeddings=True).tensors)
     assert all(name.endswith("bias") for name in choose_trainables(model, biases=True).tensors)
+
+
+@pytest.mark.parametrize("way", [{}, {"biases": True}])
+def test_a_head_that_nobody_reads_neither_trains_nor_counts(way: dict[str, bool]) -> None:
+    model = transformers.BertModel(tiny_bert().config)  # with a pooler
+    read, unread = choose_trainables(model, **way), choose_trainables(model, **way, read_heads=False)
+    assert read.tensors.keys() - unread.tensors.keys() == {"pooler.dense.weight", "pooler.dense.bias"}
+    assert len(read) - len(unread) == 16 * 16 + 16
+    assert not any(parameter.requires_grad for parameter in model.pooler.parameters())
 
 
 @pytest.mark.parametrize("way", ["only", "outside"])

@@ -26,7 +26,9 @@ def run(
     ] = None,
     seed: Seed = 0,
     readout: ReadoutName = "auto",
-    method: Annotated[str | None, typer.Option(help="full, bias (BitFit), lora, or linear (tangent).")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="full, bias (BitFit), lora, houlsby, pfeiffer, or linear (tangent).")
+    ] = None,
     only: Annotated[
         Path | None, typer.Option(metavar="R", help="Train only the entries of this region or graft.")
     ] = None,
@@ -44,6 +46,7 @@ def run(
     clip_norm: Annotated[float | None, typer.Option(help="Clip gradients to this norm.")] = None,
     l1: Annotated[float | None, typer.Option(help="Strength of the L1 pull towards the base (P1: 0.001).")] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Rank of LoRA.")] = None,
+    bottleneck: Annotated[int | None, typer.Option(help="Width of houlsby and pfeiffer adapters.")] = None,
     dropout: Annotated[bool | None, typer.Option("--dropout/--no-dropout", help="The model's own dropout.")] = None,
     train_embeddings: Annotated[bool, typer.Option("--train-embeddings", help="Frozen by default (P1 A.1).")] = False,
     train_lm_head: Annotated[bool, typer.Option("--train-lm-head", help="Frozen by default (P1 A.1).")] = False,
@@ -51,7 +54,7 @@ def run(
     stop_at: Annotated[float | None, typer.Option(help="Stop at this training accuracy.")] = None,
     validate_every: Annotated[int | None, typer.Option(help="Look at the validation rows every so many steps.")] = None,
     keep: Annotated[str | None, typer.Option(help="last, or best on validation.")] = None,
-    train_seed: Annotated[int, typer.Option(help="Seed of the run itself: order of rows, dropout, fresh heads.")] = 0,
+    train_seed: Annotated[int, typer.Option(help="Seed of the run: order of rows, dropout, fresh heads.")] = 0,
     recipe: Annotated[
         str | None, typer.Option(help="A paper's settings: p1, p1-adamw, p2-vision, p2-language.")
     ] = None,
@@ -74,8 +77,8 @@ def run(
     chosen = {
         "method": method, "optimizer": optimizer, "lr": lr, "steps": steps, "batch_size": batch_size,
         "accumulation": accumulation, "schedule": schedule, "warmup_steps": warmup_steps, "weight_decay": weight_decay,
-        "momentum": momentum, "clip_norm": clip_norm, "l1": l1, "lora_rank": lora_rank, "dropout": dropout,
-        "train_embeddings": train_embeddings or None, "train_lm_head": train_lm_head or None,
+        "momentum": momentum, "clip_norm": clip_norm, "l1": l1, "lora_rank": lora_rank, "bottleneck": bottleneck,
+        "dropout": dropout, "train_embeddings": train_embeddings or None, "train_lm_head": train_lm_head or None,
         "mixture": mixture, "stop_at": stop_at, "validate_every": validate_every, "keep": keep, "seed": train_seed,
     }  # fmt: skip
     settings = {name: value for name, value in chosen.items() if value is not None}

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from skillgraft.bottleneck import Adapters
 from skillgraft.errors import InputError, did_you_mean, listed
 from skillgraft.names import is_head, natural_key
 from skillgraft.readouts.auto import choose_readout
@@ -29,6 +30,7 @@ from skillgraft.readouts.readout import Readout
 from skillgraft.readouts.source import Source
 from skillgraft.readouts.text_head import plan_text_head
 from skillgraft.tasks import Task
+from skillgraft.weight_files import ADAPTER, has_adapters, refuse_adapters
 
 READOUTS: Mapping[str, Callable[[Source, Sequence[Task], Options], Plan]] = {
     "masked": plan_masked,
@@ -79,13 +81,20 @@ class Opened:
     source: Source
     loader: Loader
 
+    @property
+    def reads_heads(self) -> bool:
+        """Whether the scores are read off heads that hold the task's classes (classifier, with its pooler)."""
+        return self.loader.plan.head == "made"
+
     def load(self, folder: str | Path) -> nn.Module:
-        """Another model for the same readouts: a tuned folder of this base."""
+        """Another model for the same readouts: a tuned folder of this base, its bottleneck adapters attached."""
         source = Source.of(folder)
         source.check_weights()
         model, fresh = self.loader(source)
         if fresh and self.loader.plan.head == "made":
             raise InputError(f"{folder} lacks {listed(fresh)}, which the {self.name} readout reads")
+        if has_adapters(folder):
+            Adapters.load(Path(folder) / ADAPTER).attach(model)
         return model
 
 
@@ -106,6 +115,7 @@ def open_readouts(
     `attention`: "sdpa" and "eager" train equally fast on a CPU; forward-mode derivatives (`torch.func.jvp`) need "eager",
     or torch's math kernel for "sdpa". `seed` fixes a fresh linear head; `length_normalised` is for choice ranking.
     """
+    refuse_adapters(base)
     source = Source.of(base)
     names = [_name(base, task, readout) for task in tasks]
     source.check_weights()

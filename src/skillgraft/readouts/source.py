@@ -156,7 +156,7 @@ class Source:
     def _reading(self, what: str) -> Iterator[None]:
         """transformers, silenced; its errors as ours, with the first line of what it says."""
         try:
-            with _silence():
+            with silence():
                 yield
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
             # KeyError prints its argument in quotes, and some messages run over a page.
@@ -166,8 +166,8 @@ class Source:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
-    """No log lines and no progress bars of transformers; the settings found are put back."""
+def silence() -> Iterator[None]:
+    """No log lines and no progress bars of transformers while it reads or writes; the settings found are put back."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

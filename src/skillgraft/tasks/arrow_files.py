@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from skillgraft.errors import DataError, InputError
+from skillgraft.tasks.pictures import Undecoded
 from skillgraft.tasks.table import Table, needed
 
 _HUB_NAME = re.compile(r"hf:(?P<name>[^/:]+/[^/:]+)(/(?P<config>[^:]+))?:(?P<split>.+)")
+_MOST_SAID = 400  # characters of another package's message
 
 
 def read_parquet(path: Path, paths: tuple[str, ...]) -> Table:
@@ -21,7 +24,7 @@ def read_parquet(path: Path, paths: tuple[str, ...]) -> Table:
     with _as_data_error(str(path)):
         names = needed(paths, parquet.read_schema(path).names, str(path))
         table = parquet.read_table(path, columns=names)
-        columns = {name: table.column(name).to_pylist() for name in names}
+        columns = {name: _cells(table.column(name)) for name in names}
     return Table(str(path), columns, range(1, table.num_rows + 1))
 
 
@@ -39,7 +42,7 @@ def read_hub(source: str, paths: tuple[str, ...]) -> Table:
     if not found:
         raise InputError(f"{source!r}: expected hf:owner/name:split or hf:owner/name/config:split")
     datasets = _imported("datasets", source)
-    with _as_data_error(source):
+    with _as_data_error(source), _progress_on_a_terminal(datasets):
         dataset = datasets.load_dataset(found["name"], found["config"], split=found["split"])
     return _table(dataset, paths, source)
 
@@ -49,8 +52,37 @@ def _table(dataset: Any, paths: tuple[str, ...], source: str) -> Table:
     features = dataset.features
     class_names = {name: tuple(features[name].names) for name in names if hasattr(features[name], "names")}
     with _as_data_error(source):
-        columns = {name: list(dataset[name]) for name in names}
+        columns = {name: _dataset_column(dataset, name) for name in names}
     return Table(source, columns, range(1, len(dataset) + 1), class_names=class_names)
+
+
+def _dataset_column(dataset: Any, name: str) -> Sequence[Any]:
+    """A column as a list; images stay where they are, for the package `datasets` to decode one by one (EXIF and all)."""
+    from datasets import Image
+
+    feature = dataset.features[name]
+    if not isinstance(feature, Image):
+        return list(dataset[name])
+    return Undecoded(dataset.cast_column(name, Image(decode=False))[name], Image(mode=feature.mode).decode_example)
+
+
+class _ArrowCells(Sequence[Any]):
+    """Cells that become Python values when they are asked for."""
+
+    def __init__(self, column: Any) -> None:
+        self.column = column
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.column[place].as_py()
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+
+def _cells(column: Any) -> Sequence[Any]:
+    """A Parquet column: encoded images (a table with `bytes` in each cell) are left in Arrow's memory."""
+    fields = {field.name for field in column.type} if hasattr(column.type, "fields") else set()
+    return _ArrowCells(column) if "bytes" in fields else column.to_pylist()
 
 
 def _imported(module: str, source: str) -> Any:
@@ -69,4 +101,18 @@ def _as_data_error(source: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
-        raise DataError(f"{source}: cannot be read: {error}") from error
+        said = " ".join(str(error).split())  # some messages run over many lines
+        raise DataError(f"{source}: cannot be read: {said[:_MOST_SAID]}") from error
+
+
+@contextmanager
+def _progress_on_a_terminal(datasets: Any) -> Iterator[None]:
+    """The package shows how far a download is; only where someone can see it. The setting found is put back."""
+    silenced = not sys.stderr.isatty() and not datasets.are_progress_bars_disabled()
+    if silenced:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if silenced:
+            datasets.enable_progress_bars()

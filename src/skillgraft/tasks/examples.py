@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from skillgraft.tasks.pictures import Pictures
 from skillgraft.tasks.table import Column
 
 Indices = NDArray[np.int64]
@@ -18,7 +19,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Checked rows of one task. A column is a tuple (texts, choices, images of several sizes) or one uint8 array.
+    """Checked rows of one task. A column is a tuple (texts, choices), one uint8 array, or images to be decoded (`Pictures`).
 
     `label_names` is empty for multiple choice. `ignored` counts the rows dropped for their label when these were read.
     """
@@ -46,6 +47,10 @@ class Examples:
         """Every row in order."""
         return (self.row(index) for index in range(len(self)))
 
+    def identities(self) -> Iterator[tuple[Any, ...]]:
+        """What tells each row from others: its values, with the keys of images instead of decoded pixels."""
+        return zip(*(_undecoded(column) for column in self.columns.values()), strict=True)
+
     @cached_property
     def class_counts(self) -> dict[str, int]:
         """How many rows each label has, also 0; by position for multiple choice."""
@@ -59,14 +64,20 @@ class Examples:
         content = hashlib.sha256()
         _feed(content, self.task, self.label_names, self.labels)
         for name in sorted(self.columns):
-            _feed(content, name, self.columns[name])
+            _feed(content, name, _undecoded(self.columns[name]))
         return content.hexdigest()
 
 
 def _chosen(column: Column, indices: Indices) -> Column:
     if isinstance(column, np.ndarray):
         return column[indices]
+    if isinstance(column, Pictures):
+        return column.chosen(indices.tolist())
     return tuple(column[index] for index in indices.tolist())
+
+
+def _undecoded(column: Column) -> Column:
+    return column.keys() if isinstance(column, Pictures) else column
 
 
 def _feed(content: hashlib._Hash, *values: Any) -> None:

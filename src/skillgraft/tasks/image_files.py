@@ -1,20 +1,17 @@
 """Readers of images: `.npz` files (uint8 `images`, integer `labels`) and folders with one sub-folder per label.
 
-Both give the columns `image` (uint8 arrays: height × width, or × 3 colours) and `label`.
+Both give the columns `image` (uint8 arrays: height × width, or × 3 colours; of folders the files, not decoded yet) and `label`.
 """
 
 from __future__ import annotations
 
-import io
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from skillgraft.errors import DataError, InputError, listed
-from skillgraft.tasks.table import Column, Pixels, Table, needed
+from skillgraft.errors import DataError, listed
+from skillgraft.tasks.table import Column, Table, needed
 
 IMAGE, LABEL = "image", "label"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm")
@@ -41,7 +38,7 @@ def read_npz(path: Path, paths: tuple[str, ...]) -> Table:
 
 
 def read_image_folder(path: Path, paths: tuple[str, ...]) -> Table:
-    """`folder/<label>/<any name>.png`: every image, by label and then file name; a file that is no image is an error."""
+    """`folder/<label>/<any name>.png`: every image file, by label and then file name; a file of another kind is an error."""
     needed(paths, (IMAGE, LABEL), str(path))
     files = sorted(file for file in path.glob("*/*") if not file.name.startswith("."))
     strange = [file.name for file in files if file.suffix.lower() not in SUFFIXES]
@@ -50,37 +47,7 @@ def read_image_folder(path: Path, paths: tuple[str, ...]) -> Table:
             f"{path}: not images: {listed(strange)}; expected {', '.join(SUFFIXES)} in one sub-folder per label"
         )
     columns: dict[str, Column] = {
-        IMAGE: [_pixels_of_file(file) for file in files],
+        IMAGE: files,
         LABEL: [file.parent.name for file in files],
     }
     return Table(str(path), columns, range(1, len(files) + 1), unit="image")
-
-
-def pixels(value: Any) -> Pixels | None:
-    """uint8 pixels of an array, a PIL image, or a cell with the encoded `bytes`; None for anything else."""
-    if isinstance(value, np.ndarray):
-        return value if value.dtype == np.uint8 else None
-    if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
-        return _decoded(io.BytesIO(value["bytes"]))
-    if hasattr(value, "convert"):
-        return np.asarray(value.convert("RGB"))
-    return None
-
-
-def _pixels_of_file(path: Path) -> Pixels:
-    found = _decoded(path)
-    if found is None:
-        raise DataError(f"{path}: it cannot be decoded as an image; mend or remove it")
-    return found
-
-
-def _decoded(file: Path | io.BytesIO) -> Pixels | None:
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise InputError("images in files need the package 'pillow': pip install 'skillgraft[train]'") from error
-    try:
-        with Image.open(file) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError):
-        return None

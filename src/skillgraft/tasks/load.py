@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from skillgraft.errors import DataError, InputError, listed
 from skillgraft.tasks.examples import Examples
-from skillgraft.tasks.image_files import pixels
+from skillgraft.tasks.pictures import Picture, Pictures, pictures_of
 from skillgraft.tasks.prompt import CHOICES
 from skillgraft.tasks.sources import origin_of, read_table
 from skillgraft.tasks.table import Column, Table, shown
@@ -87,11 +87,10 @@ def _images(table: Table, path: str) -> Column:
     column = table.column(path)
     if isinstance(column, np.ndarray):
         return column
-    images = [pixels(value) for value in column]
-    for index, image in enumerate(images):
-        if image is None:
-            raise table.wrong(index, path, f"expected an image; found {shown(column[index])}")
-    return tuple(images)
+    pictures = pictures_of(column, lambda index: table.where(index, path))
+    for picture in pictures.pictures:
+        picture.check()
+    return pictures
 
 
 def _choices(table: Table, paths: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
@@ -191,4 +190,10 @@ def _joined(columns: Sequence[Any]) -> Column:
     arrays = [column for column in columns if isinstance(column, np.ndarray)]
     if len(arrays) == len(columns) and len({array.shape[1:] for array in arrays}) == 1:
         return np.concatenate(arrays)
+    if any(isinstance(column, Pictures) for column in columns):
+        return Pictures([picture for column in columns for picture in _pictures(column)])
     return tuple(chain.from_iterable(columns))
+
+
+def _pictures(column: Pictures | NDArray[np.uint8]) -> tuple[Picture, ...]:
+    return (column if isinstance(column, Pictures) else pictures_of(column, "image {}".format)).pictures

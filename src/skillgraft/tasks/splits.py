@@ -40,7 +40,7 @@ def training_split(task: Task, *, shots: int | None = None, rows: int | None = N
     A task with a validation source is always validated on that. Multiple choice has no classes: `shots` rows in all.
     """
     _check_request(shots=shots, rows=rows, seed=seed)
-    pool = read_examples(task, "train")
+    pool = training_pool(task)
     apart = read_examples(task, "validation") if origin_of(task).validation else None
     kept_back = _kept_back(len(pool)) if apart is None else 0
     chosen = _sample(pool, _train_quota(pool, shots=shots, rows=rows, everything=len(pool) - kept_back), seed)
@@ -49,6 +49,12 @@ def training_split(task: Task, *, shots: int | None = None, rows: int | None = N
     fresh = _without_shared(others, train)
     quota = _validation_quota(fresh, shots=shots, rows=rows)
     return Split(train, fresh.select(_sample(fresh, quota, seed)), duplicates=len(others) - len(fresh))
+
+
+def training_pool(task: Task) -> Examples:
+    """All rows that may train. Of several sources merged, one may train on what another tests on: such rows are left out."""
+    pool, origin = read_examples(task, "train"), origin_of(task)
+    return _without_shared(pool, read_examples(task, "test")) if len(origin.train) > 1 and origin.test else pool
 
 
 def test_split(task: Task, *, rows: int | None = None, seed: int = 0) -> Examples:  # noqa: PT028 (not a test)
@@ -139,12 +145,8 @@ def _proportional(sizes: Indices, total: int) -> Indices:
 
 def _without_shared(pool: Examples, train: Examples) -> Examples:
     """The rows of `pool` whose inputs are not among `train`'s; letter case and spacing make no difference."""
-    seen = {_key(row) for row in train.rows()}
-    return pool.select([index for index, row in enumerate(pool.rows()) if _key(row) not in seen])
-
-
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(_normalised(value) for value in row.values())
+    seen = set(map(_normalised, train.identities()))
+    return pool.select([index for index, row in enumerate(pool.identities()) if _normalised(row) not in seen])
 
 
 def _normalised(value: Any) -> Any:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from skillgraft.errors import DataError, did_you_mean
 
 Pixels = NDArray[np.uint8]
-Column = Sequence[Any] | Pixels  # texts, choices, images of several sizes; or images of one size as one array
+Column = Sequence[Any] | Pixels  # texts, choices, images where they lie; or images of one size as one array
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,11 @@ class Table:
 
     def wrong(self, index: int, column: str, message: str) -> DataError:
         """The error to raise about one cell."""
-        return DataError(f"{self.source}, {self.unit} {self.numbers[index]}, column {column!r}: {message}")
+        return DataError(f"{self.where(index, column)}: {message}")
+
+    def where(self, index: int, column: str) -> str:
+        """One cell's name in a message."""
+        return f"{self.source}, {self.unit} {self.numbers[index]}, column {column!r}"
 
     def _inner(self, index: int, cell: Any, head: str, inner: str) -> Any:
         if not isinstance(cell, Mapping) or inner not in cell:

@@ -39,11 +39,11 @@ class Describe:
     input: Template | None = None
     descriptions: Mapping[str, str] = field(default_factory=dict)
     choice: Template | None = None
-    template: Template | None = None
+    templates: tuple[Template, ...] = ()
 
     def label_texts(self, label: str) -> tuple[str, ...]:
-        """Every text that stands for a label; a head averages their embeddings, as P2 does."""
-        filled = (self.template.render({"label": label}),) if self.template else ()
+        """Every text that stands for a label; a head averages their embeddings, as CLIP's authors and P2 do."""
+        filled = tuple(template.render({"label": label}) for template in self.templates)
         return (*filled, self.descriptions[label]) if label in self.descriptions else filled
 
     def choice_texts(self, row: Row) -> tuple[str, ...]:

@@ -102,15 +102,23 @@ def _describe(task: Task, top: Section) -> Describe | None:
     section.only((*DESCRIBE_KEYS, *task.labels))
     described = {key: value for key, value in section.values.items() if key in task.labels}
     settings = Section(section.file, section.name, {k: v for k, v in section.values.items() if k not in described})
-    template = _template(settings, "template", texts=("label",)) if "template" in settings.values else None
-    if task.labels and not described and template is None:
+    templates = _label_templates(settings)
+    if task.labels and not described and not templates:
         raise section.wrong("every label needs a description, or 'template' a text with {label}")
     return Describe(
         input=_describe_input(task, settings),
         descriptions=_by_label(replace(section, values=described), task.labels) if described else {},
         choice=_describe_choice(task, settings),
-        template=template,
+        templates=templates,
     )
+
+
+def _label_templates(section: Section) -> tuple[Template, ...]:
+    """One text with {label}, or a list of them."""
+    texts = section.texts("template")
+    if "template" in section.values and not texts:
+        raise section.wrong("'template' is an empty list; give a text with {label}, or several")
+    return tuple(_parsed(section, "template", text, texts=("label",)) for text in texts)
 
 
 def _describe_input(task: Task, section: Section) -> Template | None:
@@ -135,7 +143,10 @@ def _lists(task: Task) -> tuple[str, ...]:
 def _template(
     section: Section, key: str, default: str | None = None, *, texts: tuple[str, ...], lists: tuple[str, ...] = ()
 ) -> Template:
-    text = section.text(key, default)
+    return _parsed(section, key, section.text(key, default), texts=texts, lists=lists)
+
+
+def _parsed(section: Section, key: str, text: str, *, texts: tuple[str, ...], lists: tuple[str, ...] = ()) -> Template:
     try:
         return Template.parse(text, texts=texts, lists=lists)
     except InputError as error:

@@ -9,7 +9,11 @@ from skillgraft.names import kind_of
 
 
 def add_lora(model: nn.Module, *, rank: int) -> None:
-    """Put LoRA of this rank on every query and value matrix, in place; the scaling is 1 (alpha = rank)."""
+    """Put LoRA of this rank on every query and value matrix, in place; the scaling is 1 (alpha = rank).
+
+    As in the LoRA paper. P1 (tables 6 and 7) does not name its matrices, but its 0.05 % at rank 1 fits query and value: 36,864
+    numbers, 0.043 % of RoBERTa-base's layers.
+    """
     from peft import LoraConfig, inject_adapter_in_model
 
     targets = [

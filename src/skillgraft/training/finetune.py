@@ -19,6 +19,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from skillgraft import atomic
+from skillgraft.bottleneck import Adapters
 from skillgraft.checkpoint import Checkpoint
 from skillgraft.errors import InputError
 from skillgraft.ledger import LEDGER, UNDO, Ledger
@@ -26,6 +27,7 @@ from skillgraft.measure.metrics import METRICS
 from skillgraft.measure.predict import predict
 from skillgraft.readouts.loading import Opened, open_readouts
 from skillgraft.readouts.readout import Readout
+from skillgraft.readouts.source import silence
 from skillgraft.region import Region
 from skillgraft.tasks import Split, Task, load_task, training_split
 from skillgraft.training.adapters import merge_lora
@@ -34,7 +36,7 @@ from skillgraft.training.methods import prepare
 from skillgraft.training.plan import Plan
 from skillgraft.training.snapshot import Snapshot
 from skillgraft.versions import versions
-from skillgraft.weight_files import INDEX, other_weights
+from skillgraft.weight_files import ADAPTER, INDEX, other_weights
 
 LOG = "training.jsonl"  # one line per step
 
@@ -91,7 +93,7 @@ def finetune(
     attention = "eager" if plan.method == "linear" else "sdpa"
     opened = open_readouts(base, loaded, readout=readout, max_length=max_length, attention=attention, seed=plan.seed)
     model = opened.model.to(accelerator.device)
-    trainables, scores = prepare(model, plan, only=only, outside=outside)
+    trainables, scores, adapters = prepare(model, plan, only=only, outside=outside, read_heads=opened.reads_heads)
     courses = [_course(one, split) for one, split in zip(opened.readouts, splits, strict=True)]
     settings = _settings(opened, splits, plan, only, outside, accelerator.num_processes)
     snapshot = Snapshot.beside(target, settings)
@@ -105,7 +107,7 @@ def finetune(
         snapshot=snapshot,
         snapshot_seconds=snapshot_seconds,
         on_step=on_step,
-        on_checkpoint=_checkpoint_writer(opened, target) if accelerator.is_main_process else None,
+        on_checkpoint=_checkpoint_writer(opened, target, adapters) if accelerator.is_main_process else None,
         checkpoint_every=checkpoint_every,
     )
     validation = {
@@ -130,7 +132,7 @@ def finetune(
         if plan.method == "lora":
             merge_lora(model)
         with atomic.new_folder(target) as folder:
-            write_folder(opened, folder, made)
+            write_folder(opened, folder, made, adapters)
             lines = "".join(json.dumps(entry) + "\n" for entry in progress.log)
             (folder / LOG).write_text(lines, encoding="utf-8")
         snapshot.delete()
@@ -138,19 +140,31 @@ def finetune(
     return Tuned(target, opened.name, len(trainables), progress.step, tuple(progress.log), validation)
 
 
-def write_folder(opened: Opened, folder: Path, made: Mapping[str, Any]) -> None:
-    """A normal model folder: the base's tokenizer and other small files, the new weights, and where they come from."""
+def write_folder(opened: Opened, folder: Path, made: Mapping[str, Any], adapters: Adapters | None = None) -> None:
+    """A normal model folder: the base's tokenizer and other small files, the new weights, and where they come from.
+
+    Adapters cannot be merged into the weights: these are the base's own then, and the adapters lie in a file beside them.
+    """
     source = opened.source.folder
     if source is not None and not opened.source.gguf:
         _copy_small_files(source, folder)
     else:  # a hub name or a GGUF file has no folder to copy from
         images = any(readout.task.kind == "image" for readout in opened.readouts)
         (opened.source.image_processor if images else opened.source.tokenizer).save_pretrained(folder)
-    opened.model.save_pretrained(folder)  # type: ignore[operator]
+    with silence():
+        opened.model.save_pretrained(folder)  # type: ignore[operator]
     name, fingerprint = _identity(opened)
+    if adapters is not None:
+        adapters.save(folder / ADAPTER, base_fingerprint=fingerprint)
+        made = {**made, "adapters": {"file": ADAPTER, **adapters.description}}
     Ledger(base=name, base_fingerprint=fingerprint, made=made).write(folder, versions=versions())
     card = ["---", f"base_model: {name}", "tags: [skillgraft]", "---", "", f"# {name}, fine-tuned", ""]
     card += [f"Fine-tuned on {', '.join(made['tasks'])} with skillgraft; `skillgraft.json` says how."]
+    if adapters is not None:
+        card += [
+            "",
+            f"The skill lies in `{ADAPTER}`; transformers alone loads the base. Measure it with `skillgraft evaluate`.",
+        ]
     (folder / "README.md").write_text("\n".join(card) + "\n", encoding="utf-8")
 
 
@@ -189,13 +203,13 @@ def _validation_score(model: nn.Module, course: Course, scores: Scorer) -> float
     return METRICS["score"](said)
 
 
-def _checkpoint_writer(opened: Opened, out: Path) -> Callable[[int], None]:
+def _checkpoint_writer(opened: Opened, out: Path, adapters: Adapters | None) -> Callable[[int], None]:
     def write(step: int) -> None:
         target = out.parent / f"{out.name}.steps" / f"step-{step:06d}"
         if target.exists():  # from before the run was killed
             return
         with atomic.new_folder(target) as folder:
-            write_folder(opened, folder, {"by": "finetune", "tasks": [], "step": step})
+            write_folder(opened, folder, {"by": "finetune", "tasks": [], "step": step}, adapters)
 
     return write
 

@@ -22,6 +22,7 @@ from skillgraft.measure.predict import on_device, predict
 from skillgraft.readouts.readout import Batch, Encoded, Readout
 from skillgraft.training.batches import BatchOrder
 from skillgraft.training.plan import Plan
+from skillgraft.training.processes import Processes
 from skillgraft.training.snapshot import Progress, Snapshot
 from skillgraft.training.trainables import Trainables
 
@@ -101,6 +102,7 @@ class _Run:
     ) -> None:
         self.model, self.courses, self.plan, self.trainables = model, courses, plan, trainables
         self.accelerator, self.scores = accelerator, scores
+        self.processes = Processes(accelerator.process_index, accelerator.num_processes)
         self.optimizer = make_optimizer(plan, trainables.tensors)
         self.pull = trainables.copy() if plan.l1 else None
         self.order = BatchOrder(
@@ -118,7 +120,7 @@ class _Run:
         torch.manual_seed(_seed(plan.seed, number, self.accelerator.process_index))
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._backward(number)
-        loss = _sum_over_processes(trainables, loss, self.accelerator)
+        loss = self.processes.sum_gradients(list(trainables.tensors.values()), loss)
         if not np.isfinite(loss):
             raise RunError(f"the loss became {loss} at step {number + 1}; use a smaller learning rate than {plan.lr:g}")
         trainables.before_step(pull=self.pull, strength=plan.l1)
@@ -135,7 +137,7 @@ class _Run:
         task, rows = self.order.step(number)
         course, loss = self.courses[task], 0.0
         for part in np.split(rows, self.plan.accumulation):
-            mine = part[self.accelerator.process_index :: self.accelerator.num_processes]
+            mine = self.processes.share(part.tolist())
             if len(mine) == 0:
                 continue
             batch = on_device(course.readout.collate([course.train[row] for row in mine]), self.accelerator.device)
@@ -164,20 +166,6 @@ class _Run:
 def _seed(seed: int, step: int, process: int) -> int:
     """A seed for everything random in this step (dropout), the same whenever the step is run."""
     return int(np.random.SeedSequence((seed, 2, step, process)).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def _sum_over_processes(trainables: Trainables, loss: float, accelerator: Accelerator) -> float:
-    """Every process's share of gradients and loss added up, in two exchanges."""
-    if accelerator.num_processes == 1:
-        return loss
-    reached = [float(tensor.grad is not None) for tensor in trainables.tensors.values()]
-    facts = accelerator.reduce(torch.tensor([loss, *reached], device=accelerator.device), reduction="sum")
-    trainables.fill_gradients([bool(count) for count in facts[1:]])
-    gradients = [tensor.grad for tensor in trainables.tensors.values() if tensor.grad is not None]
-    flat = accelerator.reduce(torch.cat([gradient.float().reshape(-1) for gradient in gradients]), reduction="sum")
-    for gradient, summed in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(summed.view_as(gradient))
-    return float(facts[0])
 
 
 def mean_score(

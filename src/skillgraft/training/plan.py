@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from skillgraft.errors import InputError, did_you_mean
 
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "linear", "cosine"]
-Method = Literal["full", "bias", "lora", "linear"]
+Method = Literal["full", "bias", "lora", "houlsby", "pfeiffer", "linear"]
 Keep = Literal["last", "best"]
 
 
@@ -22,7 +22,8 @@ class Plan:
 
     `batch_size` is the number of rows of one step over all processes; `accumulation` splits it into that many parts without
     changing the result. `l1` is the strength of P1's pull towards the base (§3.2; 0.001 there). `stop_at` ends the run
-    once that accuracy is reached on the training rows, looked at once per epoch.
+    once that accuracy is reached on the training rows, looked at once per epoch. `lora_rank` and `bottleneck` are the sizes of
+    what LoRA and the adapters add (P1 tables 6 and 7 have 1, 2, 8 and 1, 2, 16, 64).
     """
 
     method: Method = "full"
@@ -38,6 +39,7 @@ class Plan:
     accumulation: int = 1
     l1: float = 0.0
     lora_rank: int = 8
+    bottleneck: int = 16
     dropout: bool = True
     train_embeddings: bool = False
     train_lm_head: bool = False
@@ -51,7 +53,7 @@ class Plan:
         for name, least in (("lr", 0.0), ("weight_decay", 0.0), ("momentum", 0.0), ("l1", 0.0), ("warmup_steps", 0)):
             if not getattr(self, name) >= least or not math.isfinite(getattr(self, name)):
                 raise InputError(f"{name} must be a number of at least {least}, found {getattr(self, name)}")
-        for name in ("batch_size", "steps", "accumulation", "lora_rank"):
+        for name in ("batch_size", "steps", "accumulation", "lora_rank", "bottleneck"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, found {getattr(self, name)}")
         for name, known in _CHOICES.items():
@@ -61,8 +63,17 @@ class Plan:
                 )
         if self.keep == "best" and not self.validate_every:
             raise InputError("keep='best' needs validate_every: how often to look at the validation rows")
+        if self.l1 and self.adds_parameters:
+            raise InputError(
+                f"l1 pulls the base's own parameters back; method {self.method} trains others: leave out l1"
+            )
         if self.batch_size % self.accumulation:
             raise InputError(f"batch_size {self.batch_size} cannot be split into {self.accumulation} equal parts")
+
+    @property
+    def adds_parameters(self) -> bool:
+        """Whether the method leaves the base's parameters as they are and trains ones that it adds."""
+        return self.method in ("lora", "houlsby", "pfeiffer")
 
     def lr_at(self, step: int) -> float:
         """The learning rate of step 0, 1, …: linear warm-up, then the schedule down to 0 (or constant)."""
@@ -84,7 +95,7 @@ class Plan:
 
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
-    "method": ("full", "bias", "lora", "linear"),
+    "method": get_args(Method),
     "optimizer": ("sgd", "adamw"),
     "schedule": ("constant", "linear", "cosine"),
     "mixture": ("equal", "proportional"),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from skillgraft import atomic, tensor_file
+from skillgraft.dtypes import Array
 from skillgraft.errors import FormatError
 from skillgraft.live import as_numpy, as_torch
 from skillgraft.tensor_file import TensorFile
@@ -42,22 +43,22 @@ class Snapshot:
 
     @classmethod
     def beside(cls, out: Path, settings: Mapping[str, Any]) -> Snapshot:
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
-        return cls(out.parent / f".{out.name}.resume", digest)
+        """The hidden file beside an output."""
+        return cls.at(out.parent / f".{out.name}.resume", settings)
 
-    def save(self, progress: Progress, tensors: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-        arrays = {f"value/{name}": as_numpy(tensor) for name, tensor in tensors.items()}
-        arrays |= {f"best/{name}": as_numpy(tensor) for name, tensor in progress.best.items()}
-        for name, tensor in tensors.items():
-            for key, part in optimizer.state.get(tensor, {}).items():
-                arrays[f"state/{key}/{name}"] = as_numpy(torch.as_tensor(part))
-        facts = {"step": progress.step, "log": progress.log, "best_score": progress.best_score}
-        metadata = {"settings": self.settings, "progress": json.dumps({**facts, "finished": progress.finished})}
+    @classmethod
+    def at(cls, path: Path, settings: Mapping[str, Any]) -> Snapshot:
+        """This file, for a run with these settings."""
+        return cls(path, hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest())
+
+    def write(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+        """Replace what is kept by these arrays and facts."""
+        metadata = {"settings": self.settings, "progress": json.dumps(facts)}
         with atomic.new_file(self.path, overwrite=True) as temporary:
             tensor_file.write(temporary, arrays, metadata)
 
-    def load(self, tensors: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> Progress | None:
-        """The progress of an earlier run with the same settings, its numbers put in place; None if there is none."""
+    def read(self) -> tuple[TensorFile, dict[str, Any]] | None:
+        """The arrays and facts of an earlier run with the same settings; None if there is none."""
         if not self.path.is_file():
             return None
         try:
@@ -66,6 +67,23 @@ class Snapshot:
             return None
         if file.metadata.get("settings") != self.settings:
             return None
+        return file, json.loads(file.metadata["progress"])
+
+    def save(self, progress: Progress, tensors: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        arrays = {f"value/{name}": as_numpy(tensor) for name, tensor in tensors.items()}
+        arrays |= {f"best/{name}": as_numpy(tensor) for name, tensor in progress.best.items()}
+        for name, tensor in tensors.items():
+            for key, part in optimizer.state.get(tensor, {}).items():
+                arrays[f"state/{key}/{name}"] = as_numpy(torch.as_tensor(part))
+        facts = {"step": progress.step, "log": progress.log, "best_score": progress.best_score}
+        self.write(arrays, {**facts, "finished": progress.finished})
+
+    def load(self, tensors: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> Progress | None:
+        """The progress of an earlier run with the same settings, its numbers put in place; None if there is none."""
+        found = self.read()
+        if found is None:
+            return None
+        file, facts = found
         best = {}
         with torch.no_grad():
             for key in file.entries:
@@ -77,7 +95,6 @@ class Snapshot:
                 else:
                     state, _, name = rest.partition("/")
                     optimizer.state[tensors[name]][state] = _restored(as_torch(file.read(key)), state, tensors[name])
-        facts = json.loads(file.metadata["progress"])
         return Progress(facts["step"], facts["log"], facts["best_score"], best, facts["finished"])
 
     def delete(self) -> None:

@@ -7,7 +7,7 @@ parameters without entries get none. To rounding the numbers are those of a full
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -41,15 +41,6 @@ class Trainables:
             if name in self.whole:
                 places = torch.from_numpy(np.array(at, np.int64)).to(self.whole[name].device)
                 self.frozen_sites[name] = (places, self.whole[name].detach().view(-1)[places].clone())
-
-    def fill_gradients(self, used: Sequence[bool]) -> None:
-        """Zeros where only other processes reached a parameter, so that all exchange the same tensors.
-
-        A parameter that nobody reached keeps no gradient: the optimizer leaves it alone, weight decay included.
-        """
-        for tensor, reached in zip(self.tensors.values(), used, strict=True):
-            if reached and tensor.grad is None:
-                tensor.grad = torch.zeros_like(tensor)
 
     def before_step(self, *, pull: Mapping[str, Tensor] | None = None, strength: float = 0.0) -> None:
         """Finish the gradients: none at frozen entries; plus the L1 pull towards the base, if there is one."""
@@ -126,17 +117,19 @@ def choose_trainables(
     biases: bool = False,
     embeddings: bool = False,
     lm_head: bool = False,
-    trained_heads: Callable[[str], bool] = is_head,
+    read_heads: bool = True,
 ) -> Trainables:
     """Decide what trains, and switch gradients off for the rest.
 
-    By default everything but embeddings and the LM head (P1 A.1); heads that hold the task's classes always train.
+    By default everything but embeddings and the LM head (P1 A.1). Heads that hold the task's classes always train; without
+    `read_heads` there are none, and what the model has of them (a pooler that nobody reads) is left alone and not counted.
     """
     names = parameter_names(model)
-    heads = {name for name in names if trained_heads(name)}
+    apart = {name for name in names if is_head(name)}
+    heads = apart if read_heads else set()
     body = {
         name
-        for name in names.keys() - heads
+        for name in names.keys() - apart
         if (embeddings or not is_embedding(name)) and (lm_head or not is_lm_head(name))
     }
     if biases:

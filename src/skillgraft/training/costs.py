@@ -1,0 +1,126 @@
+"""What a step of each training method costs, side by side: seconds, optimizer state, peak memory (P2's efficiency table).
+
+ways = {"full": Way(plan), "linear": Way(plan.with_changes(method="linear")), "talos": Way(plan, only=region)}
+for cost in training_costs("MiniLM", "sst2", ways):
+    cost.name, cost.step_seconds, cost.optimizer_bytes, cost.peak_bytes
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from skillgraft.errors import InputError
+from skillgraft.readouts.loading import open_readouts
+from skillgraft.region import Region
+from skillgraft.tasks import Task, load_task, training_split
+from skillgraft.training.loop import Course, _Run
+from skillgraft.training.methods import prepare
+from skillgraft.training.plan import Plan
+from skillgraft.training.tensor_memory import TensorMemory
+
+_WARM_UP = 2  # steps that are not counted: optimizers make their state in the first
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to train: a plan, inside a region or everywhere."""
+
+    plan: Plan
+    only: Region | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One way's step: the median of its seconds, what its optimizer keeps, and the most bytes of tensors alive at once.
+
+    The peak holds the model, gradients, activations, optimizer state and, in a region, the places of its entries.
+    """
+
+    name: str
+    trained: int
+    step_seconds: float
+    optimizer_bytes: int
+    peak_bytes: int
+    seconds: tuple[float, ...]
+
+
+def training_costs(
+    base: str | Path,
+    task: str | Path | Task,
+    ways: Mapping[str, Way],
+    *,
+    steps: int = 10,
+    rows: int | None = None,
+    seed: int = 0,
+    readout: str = "auto",
+    max_length: int | None = None,
+) -> tuple[Cost, ...]:
+    """Every way's cost of a step on a task's training rows; see `step_costs`."""
+    loaded = task if isinstance(task, Task) else load_task(task)
+    split = training_split(loaded, rows=rows, seed=seed)
+    opened = open_readouts(base, [loaded], readout=readout, max_length=max_length)
+    read = opened.readouts[0]
+    return step_costs(opened.model, [Course(read, read.encode(split.train), ())], ways, steps=steps)
+
+
+def step_costs(
+    model: nn.Module, courses: Sequence[Course], ways: Mapping[str, Way], *, steps: int = 10
+) -> tuple[Cost, ...]:
+    """The ways take turns, one step each, so that all see the same noise of the machine. The model is left as it is.
+
+    All read the same rows at the same step if their plans agree on seed and batch size. Memory is counted in a run of its own.
+    """
+    if steps < 1 or not ways:
+        raise InputError(f"expected one way or more and one step or more, found {len(ways)} and {steps}")
+    with ExitStack() as listening, torch.random.fork_rng():
+        runs = {name: _run(copy.deepcopy(model), courses, way, _WARM_UP + steps) for name, way in ways.items()}
+        for run in runs.values():
+            listening.enter_context(run.trainables.listening())
+        seconds: dict[str, list[float]] = {name: [] for name in runs}
+        for number in range(_WARM_UP + steps):
+            for name, run in runs.items():
+                start = time.perf_counter()
+                run.step(number)
+                seconds[name].append(time.perf_counter() - start)
+        found = {name: (len(run.trainables), _state_bytes(run.optimizer)) for name, run in runs.items()}
+        runs.clear()
+        peaks = {name: _peak(model, courses, way) for name, way in ways.items()}
+    return tuple(
+        Cost(name, trained, statistics.median(taken), state, peaks[name], tuple(taken))
+        for name, (trained, state) in found.items()
+        for taken in [seconds[name][_WARM_UP:]]
+    )
+
+
+def _run(model: nn.Module, courses: Sequence[Course], way: Way, steps: int) -> _Run:
+    trainables, scores, _ = prepare(model, way.plan, only=way.only)
+    plan = way.plan.with_changes(steps=steps)
+    accelerator = Accelerator(cpu=next(model.parameters()).device.type == "cpu")
+    return _Run(model, courses, plan, trainables, accelerator, scores)
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Moments and the like; the count of steps that torch keeps for each tensor is left out."""
+    parts = [part for state in optimizer.state.values() for part in state.values()]
+    return sum(part.numel() * part.element_size() for part in parts if isinstance(part, Tensor) and part.ndim)
+
+
+def _peak(model: nn.Module, courses: Sequence[Course], way: Way) -> int:
+    """Of two steps, so that in the second the optimizer's state is there during the backward pass."""
+    mine, memory = copy.deepcopy(model), TensorMemory()
+    with memory:
+        run = _run(mine, courses, way, 2)
+        with run.trainables.listening():
+            for number in range(2):
+                run.step(number)
+    return memory.peak
