@@ -1,0 +1,152 @@
+"""Tables of regions against regions and of grafts against tasks (P1 figures 8 and 11 to 14), and which tasks are alike.
+
+A cell is an `Estimate`: what has no answer is None and carries its reason.
+
+    >>> from skillgraft.region import Scope
+    >>> scope = Scope.of("all", {"w": (8,)})
+    >>> both = {"sst2": Region(scope, {"w": [0, 1]}), "cr": Region(scope, {"w": [1, 2, 3, 4]})}
+    >>> coverage_matrix(both).values()
+    [[1.0, 0.25], [0.5, 1.0]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from skillgraft.errors import InputError, did_you_mean
+from skillgraft.measure.comparisons import LEAST_GAIN, relative_gain
+from skillgraft.measure.intervals import Bootstrap, Estimate, interval
+from skillgraft.measure.metrics import METRICS
+from skillgraft.measure.predictions import Predictions
+from skillgraft.region import Region
+
+# said[task][model], as `evaluate` gives it.
+Said = Mapping[str, Mapping[str, Predictions]]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A table with named rows and columns."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[tuple[Estimate, ...], ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[str], columns: Sequence[str], cell: Callable[[str, str], Estimate]) -> Matrix:
+        """Every cell from the names of its row and column."""
+        return cls(tuple(rows), tuple(columns), tuple(tuple(cell(row, column) for column in columns) for row in rows))
+
+    def __getitem__(self, place: tuple[str, str]) -> Estimate:
+        """The cell of (row, column)."""
+        row, column = place
+        for name, known in ((row, self.rows), (column, self.columns)):
+            if name not in known:
+                raise InputError(f"this table has no {name!r}; {did_you_mean(name, known)}")
+        return self.cells[self.rows.index(row)][self.columns.index(column)]
+
+    def values(self) -> list[list[float | None]]:
+        """The numbers alone."""
+        return [[cell.value for cell in row] for row in self.cells]
+
+    def as_json(self) -> dict[str, Any]:
+        """`rows`, `columns` and `cells`, each cell as `Estimate.as_json` gives it."""
+        cells = [[cell.as_json() for cell in row] for row in self.cells]
+        return {"rows": list(self.rows), "columns": list(self.columns), "cells": cells}
+
+
+def coverage_matrix(regions: Mapping[str, Region]) -> Matrix:
+    """Row a, column b: how much of b's region a's contains, |a ∩ b| / |b| (P1 fig. 8a). Not symmetric."""
+
+    def cell(a: str, b: str) -> Estimate:
+        if not len(regions[b]):
+            return Estimate(None, reason=f"the region of {b} is empty")
+        return Estimate(regions[a].coverage(of=regions[b]))
+
+    return Matrix.of(list(regions), list(regions), cell)
+
+
+def gain_matrix(
+    said: Said,
+    models: Sequence[str],
+    *,
+    base: str = "base",
+    tuned: str = "tuned",
+    least: float = LEAST_GAIN,
+    bootstrap: Bootstrap = Bootstrap(),
+) -> Matrix:
+    """Row i, column j: relative gain of model i on task j (P1 eq. 5, fig. 8b to d).
+
+    Undefined where tuned gains less than `least` over base: there is no skill to localise.
+    """
+
+    def cell(model: str, task: str) -> Estimate:
+        of = _models(said, task, (model, base, tuned))
+        return relative_gain(of[model], of[tuned], base=of[base], least=least, bootstrap=bootstrap)
+
+    return Matrix.of(models, list(said), cell)
+
+
+def score_matrix(said: Said, models: Sequence[str], *, bootstrap: Bootstrap = Bootstrap()) -> Matrix:
+    """Row i, column j: score of model i on task j; a task that a model was not run on is left open."""
+
+    def cell(model: str, task: str) -> Estimate:
+        if model not in said[task]:
+            return Estimate(None, reason=f"{model} was not measured on {task}")
+        return interval(said[task][model], metric=METRICS["score"], bootstrap=bootstrap)
+
+    return Matrix.of(models, list(said), cell)
+
+
+def _models(said: Said, task: str, names: Sequence[str]) -> Mapping[str, Predictions]:
+    for name in names:
+        if name not in said[task]:
+            raise InputError(f"{task}: nothing is known of a model {name!r}; {did_you_mean(name, said[task])}")
+    return said[task]
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """Tasks by how much their regions share: an order that puts like beside like, and groups of them."""
+
+    order: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
+
+
+def alike(coverage: Matrix, *, groups: int | None = None) -> Likeness:
+    """Tasks grouped by their regions (P1 §5.1: similar tasks overlap more): average linkage on 1 − mean coverage.
+
+    The mean is that of both directions; an empty region shares nothing. Without a number of groups, the tree is cut
+    where its merges jump the most.
+    """
+    if coverage.rows != coverage.columns:
+        raise InputError("tasks are grouped by a square table of coverage, found other rows than columns")
+    if groups is not None and not 1 <= groups <= len(coverage.rows):
+        raise InputError(f"{len(coverage.rows)} tasks make 1 to {len(coverage.rows)} groups, found {groups}")
+    if len(coverage.rows) < 2:
+        return Likeness(coverage.rows, tuple((name,) for name in coverage.rows))
+    from scipy.cluster.hierarchy import cut_tree, leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    shared = np.array([[cell or 0.0 for cell in row] for row in coverage.values()])
+    distances = 1.0 - (shared + shared.T) / 2
+    np.fill_diagonal(distances, 0.0)
+    tree = linkage(squareform(distances, checks=False), method="average", optimal_ordering=True)
+    order = [int(leaf) for leaf in leaves_list(tree)]
+    labels = cut_tree(tree, n_clusters=groups or _natural_groups(tree[:, 2]))[:, 0]
+    members: dict[int, list[str]] = {}
+    for leaf in order:
+        members.setdefault(int(labels[leaf]), []).append(coverage.rows[leaf])
+    return Likeness(tuple(coverage.rows[leaf] for leaf in order), tuple(map(tuple, members.values())))
+
+
+def _natural_groups(heights: np.ndarray[tuple[int], np.dtype[np.float64]]) -> int:
+    """How many groups there are below the largest jump between merges; all are one where there is no jump."""
+    jumps = np.diff(heights)
+    if not len(jumps) or jumps.max() <= 0:
+        return 1
+    return len(heights) - int(jumps.argmax())

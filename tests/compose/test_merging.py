@@ -1,0 +1,260 @@
+"""TIES, DARE, Breadcrumbs, TALL-masks, WiSE: by hand, against brute force over dense vectors, and their laws."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skillgraft import Graft, Region, Scope, combine, total
+from skillgraft.compose.merging import added
+from skillgraft.compose.rules import RULES
+from skillgraft.errors import InputError, WrongBase
+
+ROW = Scope.of("layers", {"w": (10,)})
+TWO = Scope.of("layers", {"v": (2, 2), "w": (6,)})
+MERGING = ("ties", "dare", "breadcrumbs", "tall", "wise")
+Dense = dict[tuple[str, int], float]
+
+
+def graft(deltas: Dense, scope: Scope = TWO, **rest: Any) -> Graft:
+    """An exact graft that adds these numbers to a base of zeros."""
+    base = {name: np.zeros(shape, np.float32) for name, shape in scope.shapes.items()}
+    tuned = {name: array.copy() for name, array in base.items()}
+    for (name, site), delta in deltas.items():
+        tuned[name].reshape(-1)[site] = delta
+    sites = {name: sorted(site for key, site in deltas if key == name) for name in scope.shapes}
+    return Graft.between(base, tuned, Region(scope, sites), **rest)
+
+
+def row(*deltas: float) -> Graft:
+    """A graft over ten entries; None's place is taken by 0, which is no entry."""
+    return graft({("w", site): delta for site, delta in enumerate(deltas) if delta}, ROW)
+
+
+def numbers(g: Graft) -> Dense:
+    return {
+        (name, int(site)): float(delta)
+        for name in g.region
+        for site, delta in zip(g.region.sites[name], g.delta(name), strict=True)
+    }
+
+
+def changed(g: Graft) -> Dense:
+    """Entries that change the base: what is left of a graft when zeros do not count."""
+    return {key: delta for key, delta in numbers(g).items() if delta}
+
+
+def entries(scope: Scope = TWO) -> list[tuple[str, int]]:
+    return [(name, site) for name, shape in scope.shapes.items() for site in range(int(np.prod(shape)))]
+
+
+def grafts_of_one_base() -> st.SearchStrategy[Graft]:
+    deltas = st.dictionaries(st.sampled_from(entries()), st.integers(-4, 4).map(float), max_size=10)
+    scaled = st.builds(lambda d, scale: scale * graft(d), deltas, st.sampled_from([1.0, 0.5, -2.0]))
+    return scaled | st.builds(lambda d, g: total([graft(d), g]), deltas, scaled)
+
+
+several = st.lists(grafts_of_one_base(), min_size=2, max_size=4)
+shares = st.sampled_from([0.1, 0.25, 0.3, 0.5, 0.8, 1.0])
+
+A = row(5, -4, 3, 2, 1, 0, 0, 0, 0, 0)
+B = row(-1, -2, 6, 0, 4, 5, 0, 0, 0, 3)
+
+
+def test_ties_by_hand() -> None:
+    """Trimmed to 3 of 10: A has 5, −4, 3 and B has 6, 4, 5. Entry 2 agrees, the others have one owner."""
+    merged = combine([A, B], rule="ties", keep=0.3)
+    assert changed(merged) == {("w", 0): 5, ("w", 1): -4, ("w", 2): 4.5, ("w", 4): 4, ("w", 5): 5}
+
+
+def test_ties_elects_the_sign_of_the_sum_and_leaves_the_others_out() -> None:
+    votes = [row(4), row(-1), row(-2), row(2)]
+    assert changed(combine(votes, rule="ties")) == {("w", 0): 3}  # 4 and 2; −1 and −2 are outvoted
+    assert changed(combine([row(2), row(-2)], rule="ties")) == {}
+
+
+def test_breadcrumbs_by_hand() -> None:
+    """Of ten entries the largest goes, the next two stay."""
+    g = row(9, -10, 8, 7, 6, 5, 4, 3, 2, 1)
+    assert changed(combine([g], rule="breadcrumbs")) == {("w", 0): 9, ("w", 2): 8}
+    assert changed(combine([g], rule="breadcrumbs", keep=0.3, drop=0.0)) == {("w", 1): -10, ("w", 0): 9, ("w", 2): 8}
+    h = row(1, 1, 1, 1, 1, 1, 1, 1, 1, 1)  # of equal ones the first go, and the next are the next in order
+    assert changed(combine([g, h], rule="breadcrumbs")) == {("w", 0): 9, ("w", 2): 9, ("w", 1): 1}
+
+
+def test_breadcrumbs_masks_tensor_by_tensor() -> None:
+    g = graft({("v", 0): 100, ("v", 1): 90, ("v", 2): 80, ("v", 3): 70, ("w", 0): 1, ("w", 1): 2, ("w", 2): 3})
+    kept = changed(combine([g], rule="breadcrumbs", keep=0.25, drop=0.3))
+    assert kept == {("v", 1): 90, ("w", 1): 2, ("w", 0): 1}  # of v 1 of 4, of w 2 of 6 (1.5, to even)
+
+
+def test_tall_by_hand() -> None:
+    """λ = 0.5. Entry 0: 4 ≥ 0.5·1 and 1 < 0.5·4, one claim. Entry 1: 2 ≥ 1.5 and 3 ≥ 1, both. Entry 2: 3 alone."""
+    a, b = row(4, 2, 3), row(1, 3, 0)
+    assert numbers(combine([a, b], rule="tall", lam=0.5)) == {("w", 1): 5}
+    assert numbers(combine([a, b], rule="tall", lam=0.5, consensus=1)) == {("w", 0): 5, ("w", 1): 5, ("w", 2): 3}
+
+
+def test_wise_is_the_mean_and_of_one_graft_the_graft() -> None:
+    assert changed(combine([A, B], rule="wise")) == {
+        ("w", 0): 2, ("w", 1): -3, ("w", 2): 4.5, ("w", 3): 1, ("w", 4): 2.5, ("w", 5): 2.5, ("w", 9): 1.5,
+    }  # fmt: skip
+    assert combine([A], rule="wise") == A
+
+
+def test_dare_keeps_about_the_share_and_the_sum_in_expectation() -> None:
+    scope = Scope.of("layers", {"w": (20_000,)})
+    ones = {"w": np.ones(20_000, np.float32)}
+    g = Graft.between({"w": np.zeros(20_000, np.float32)}, ones, Region.full(scope))
+    thinned = combine([g], rule="dare", keep=0.1)
+    assert len(thinned) == pytest.approx(2_000, rel=0.1)
+    assert set(thinned.delta("w")) == {10.0}
+    both = combine([g, g], rule="dare", keep=0.5)
+    assert sorted(set(both.delta("w"))) == [2.0, 4.0], "two draws of their own, also for equal grafts"
+
+
+@given(several, shares, st.integers(0, 3))
+def test_dare_by_brute_force(grafts: list[Graft], keep: float, seed: int) -> None:
+    """Every entry is the sum of some of its deltas, divided by the share; all of them at share 1."""
+    merged = combine(grafts, rule="dare", keep=keep, seed=seed)
+    for key, delta in numbers(merged).items():
+        own = [numbers(g)[key] / keep for g in grafts if key in numbers(g)]
+        sums = [sum(some) for count in range(len(own) + 1) for some in itertools.combinations(own, count)]
+        assert any(delta == pytest.approx(each, rel=1e-6, abs=1e-6) for each in sums)
+    if keep == 1.0:
+        assert numbers(merged) == numbers(added(grafts))
+
+
+def naive_ties(grafts: list[Dense], keep: float) -> Dense:
+    count = round(keep * TWO.size)
+    trimmed = []
+    for deltas in grafts:
+        order = sorted(entries(), key=lambda key, deltas=deltas: (-abs(deltas.get(key, 0.0)), key))
+        trimmed.append({key: deltas.get(key, 0.0) for key in order[:count]})
+    merged = {}
+    for key in entries():
+        found = [deltas.get(key, 0.0) for deltas in trimmed]
+        agreeing = [delta for delta in found if delta * sum(found) > 0]
+        if agreeing:
+            merged[key] = sum(agreeing) / len(agreeing)
+    return merged
+
+
+def naive_breadcrumbs(grafts: list[Dense], keep: float, drop: float) -> Dense:
+    merged = dict.fromkeys(entries(), 0.0)
+    for deltas in grafts:
+        for name, shape in TWO.shapes.items():
+            own = sorted((key for key in deltas if key[0] == name), key=lambda key, d=deltas: (-abs(d[key]), key))
+            out = round(drop * len(own))
+            for key in own[out : out + round(keep * int(np.prod(shape)))]:
+                merged[key] += deltas[key]
+    return {key: delta for key, delta in merged.items() if delta}
+
+
+def naive_tall(grafts: list[Dense], lam: float, consensus: int) -> Dense:
+    merged = {}
+    for key in entries():
+        found = [deltas.get(key, 0.0) for deltas in grafts]
+        claims = sum(abs(delta) >= lam * abs(sum(found) - delta) for delta in found)
+        if claims >= consensus and sum(found):
+            merged[key] = sum(found)
+    return merged
+
+
+@given(several, shares)
+def test_ties_by_brute_force(grafts: list[Graft], keep: float) -> None:
+    wanted = naive_ties([numbers(g) for g in grafts], keep)
+    assert changed(combine(grafts, rule="ties", keep=keep)) == pytest.approx(wanted, rel=1e-6)
+
+
+@given(several, st.sampled_from([0.2, 0.5, 0.75]), st.sampled_from([0.0, 0.1, 0.25]))
+def test_breadcrumbs_by_brute_force(grafts: list[Graft], keep: float, drop: float) -> None:
+    wanted = naive_breadcrumbs([numbers(g) for g in grafts], keep, drop)
+    assert changed(combine(grafts, rule="breadcrumbs", keep=keep, drop=drop)) == pytest.approx(wanted, rel=1e-6)
+
+
+@given(several, st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.integers(1, 2))
+def test_tall_by_brute_force(grafts: list[Graft], lam: float, consensus: int) -> None:
+    wanted = naive_tall([numbers(g) for g in grafts], lam, consensus)
+    assert changed(combine(grafts, rule="tall", lam=lam, consensus=consensus)) == pytest.approx(wanted, rel=1e-6)
+
+
+@given(several)
+def test_the_fast_sum_is_the_sum(grafts: list[Graft]) -> None:
+    assert combine(grafts) == total(grafts)
+    assert numbers(added(grafts)) == pytest.approx(numbers(total(grafts)), rel=1e-6)
+
+
+@pytest.mark.parametrize("rule", MERGING)
+def test_any_order_gives_the_same_bits(rule: str) -> None:
+    @given(several)
+    def law(grafts: list[Graft]) -> None:
+        assert combine(grafts, rule=rule).digest == combine(grafts[::-1], rule=rule).digest
+
+    law()
+
+
+@pytest.mark.parametrize("rule", MERGING)
+def test_sparse_grafts_are_merged_as_dense_ones_are(rule: str) -> None:
+    """The two ways to line sites up, by table and by search, agree."""
+    draw = np.random.default_rng(0)
+    wide = Scope.of("layers", {"w": (500,)})
+    few = [{("w", int(site)): float(draw.normal()) for site in draw.choice(40, 12, False)} for _ in range(3)]
+    narrow = Scope.of("layers", {"w": (40,)})
+    # A whole number of entries is kept either way, so that the two scopes ask for the same.
+    keep = {"ties": (0.2, 8 / 500), "breadcrumbs": (0.2, 8 / 500)}.get(rule)
+    dense = combine([graft(d, narrow) for d in few], rule=rule, **({"keep": keep[0]} if keep else {}))
+    sparse = combine([graft(d, wide) for d in few], rule=rule, **({"keep": keep[1]} if keep else {}))
+    if rule != "dare":  # which entries are drawn depends on the grafts' digests alone, not on the scope
+        assert len(changed(dense)) > 0
+    assert numbers(sparse) == numbers(dense)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "message"),
+    [
+        ("ties", {"keep": 0.0}, "keep must lie above 0 and be at most 1, found 0.0"),
+        ("dare", {"keep": 1.5}, "keep must lie above 0"),
+        ("dare", {"seed": -1}, "seed must be at least 0; found -1"),
+        ("breadcrumbs", {"keep": 0.9, "drop": 0.2}, r"drop must lie between 0 and 1 − keep = 0.1, found 0.2"),
+        ("breadcrumbs", {"drop": -0.1}, "drop must lie between"),
+        ("tall", {"lam": -1.0}, "lam must be a number from 0 up"),
+        ("tall", {"consensus": 3}, "between 1 and the number of grafts, 2; found 3"),
+        ("ties", {"kepe": 0.1}, "rule 'ties' has no option 'kepe'; did you mean 'keep'"),
+        ("wise", {"lamda": 0.1}, "rule 'wise' has no option 'lamda'; it has none"),
+        ("ties", {"drop": 0.1}, "the option 'drop' belongs to rule 'breadcrumbs', found rule 'ties'"),
+    ],
+)
+def test_wrong_options_are_refused(rule: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        combine([A, B], rule=rule, **options)
+
+
+@pytest.mark.parametrize("rule", MERGING)
+def test_grafts_of_another_base_are_refused(rule: str) -> None:
+    options = {} if rule in ("tall", "wise") else {"keep": 1.0 if rule != "breadcrumbs" else 0.9}
+    site = Region(ROW, {"w": [0, 1]})
+    base, tuned = np.zeros(10, np.float32), np.full(10, 2, np.float32)
+    here = Graft.between({"w": base}, {"w": tuned}, site)
+    with pytest.raises(WrongBase, match="w: the grafts disagree about the base's number at 2 shared sites"):
+        combine([here, Graft.between({"w": base + 1}, {"w": tuned}, site)], rule=rule, **options)
+    half = Graft.between({"w": base.astype(np.float16)}, {"w": tuned.astype(np.float16)}, site)
+    with pytest.raises(WrongBase, match="float16, float32 numbers; combine grafts of one format"):
+        combine([here, half], rule=rule, **options)
+
+
+def test_provenance_and_heads_come_through_every_rule() -> None:
+    head = {"score.bias": np.ones(2, np.float32)}
+    g = graft({("w", 0): 1.0}, heads=head).with_info(base="B", task="a", num_labels=2)
+    h = graft({("w", 0): 2.0}).with_info(base="B", task="b")
+    for rule in RULES:
+        if rule == "union":
+            continue
+        merged = combine([g, h], rule=rule)
+        assert merged.heads["score.bias"].tolist() == [1, 1]
+        assert dict(merged.info) == {"base": "B", "num_labels": 2}
