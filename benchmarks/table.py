@@ -115,4 +115,26 @@ BENCHMARKS: dict[str, Benchmark] = {
             Bar("authors", "the authors' loop, re-told", 1.0, "×", "ours", at_least=True),
         ),
     ),
+    "learning_memory": Benchmark(
+        "peak memory of learning a region",
+        (
+            Bar(
+                "copies",
+                "peak memory of region learning beyond the rest of the model and activations, in copies of the scope",
+                5.0,
+                "×",
+                "weights, gradients, S, reference, delta",
+            ),
+            Bar("authors", "peak of the authors' loop, re-told", 1.0, "×", "ours", at_least=True),
+        ),
+    ),
+    "training_cost": Benchmark(
+        "a step of each of P2's training methods",
+        (
+            Bar("step", "a step of AdamW in TaLoS's 10 % region, 16 × 32 tokens", 1.05, "×", "full fine-tuning"),
+            Bar("peak", "its peak of tensors", 1.0, "×", "full fine-tuning"),
+            Bar("linear_step", "a step of linearised training", 1.5, "×", "TaLoS", at_least=True),
+            Bar("linear_peak", "its peak of tensors", 1.0, "×", "TaLoS", at_least=True),
+        ),
+    ),
 }

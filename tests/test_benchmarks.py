@@ -16,6 +16,8 @@ FIGURES = {
     "startup": {"import", "help"},
     "evaluation": {"throughput"},
     "region_training": {"step", "moments", "state"},
+    "learning_memory": {"copies", "authors"},
+    "training_cost": {"step", "peak", "linear_step", "linear_peak"},
 }
 
 

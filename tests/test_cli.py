@@ -8,55 +8,28 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from skillgraft import load, load_region, save_region
 from skillgraft.cli import output
-from skillgraft.cli.main import app, main
+from skillgraft.cli.main import app
 
 from .family import LAYER_ENTRIES, write_family
 from .folders import QUERY, content, same_weights
+from .running import Ended, Run, runner
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "cli.md"
 VERBS = [command.name or "" for command in app.registered_commands]
-
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """The one object on stdout; anything beside it is a failure."""
-        assert self.err == ""
-        assert self.out.count("\n") == 1
-        found = json.loads(self.out)
-        assert isinstance(found, dict)
-        return found
-
-
-Run = Callable[..., Ended]
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """`skillgraft …` in this process, in a folder that holds BASE, TUNED and OTHER."""
     write_family(tmp_path)
-    monkeypatch.chdir(tmp_path)
-
-    def run_here(*words: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["skillgraft", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        written = capsys.readouterr()
-        return Ended(int(ended.value.code or 0), written.out, written.err)
-
-    return run_here
+    return runner(tmp_path, monkeypatch, capsys)
 
 
 def done(ended: Ended) -> Ended:

@@ -28,7 +28,7 @@ from skillgraft.provenance import Info
 from skillgraft.region import Region, Scope
 from skillgraft.versions import versions
 from skillgraft.vocabulary import check_same_vocabulary
-from skillgraft.weight_files import SINGLE
+from skillgraft.weight_files import SINGLE, refuse_adapters
 
 Tuned = Checkpoint | LoraCheckpoint
 # Items of config.json that travel by themselves, or that say nothing about what the model computes.
@@ -66,6 +66,7 @@ def extract(
     """
     if budget is not None and region is not None:
         raise InputError("give a budget or a region, not both")
+    refuse_adapters(base)
     before = Checkpoint.open(base)
     after = open_tuned(Path(tuned), before)
     check_same_vocabulary(before.path, after.path)
@@ -90,7 +91,8 @@ def extract(
 
 
 def open_tuned(path: Path, base: Checkpoint) -> Tuned:
-    """A tuned model: a checkpoint folder, or a PEFT LoRA adapter of `base`."""
+    """A tuned model: a checkpoint folder, or a PEFT LoRA adapter of `base`. Bottleneck adapters have no delta: refused."""
+    refuse_adapters(path)
     if (path / "adapter_config.json").is_file() and not (path / SINGLE).is_file():
         return LoraCheckpoint.open(path, base)
     return Checkpoint.open(path)

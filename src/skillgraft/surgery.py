@@ -28,6 +28,7 @@ from skillgraft.ledger import Layer, Ledger, Member, undone_tensors, write_undo
 from skillgraft.region import Indices
 from skillgraft.rewrite import Edit, copy_edited
 from skillgraft.versions import versions
+from skillgraft.weight_files import refuse_adapters
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ def remove(folder: str | Path, grafts: Sequence[Named], out: str | Path) -> Outc
 def _open_for(folder: str | Path, target: Path) -> Checkpoint:
     """The input of a run, once it is clear that its output can be written."""
     atomic.check_target(target)
+    refuse_adapters(folder)
     source = Checkpoint.open(folder)
     if target.resolve().is_relative_to(source.path.resolve()):
         raise InputError(f"{target} lies inside {source.path}, which stays as it is; choose an output outside it")

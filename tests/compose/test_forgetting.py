@@ -36,6 +36,12 @@ def test_forget_by_brute_force(place: Path, tasks: list[Path], pair: dict[str, G
     assert found.graft.digest == (-found.chosen.scale * skill).digest
 
 
+def test_a_table_has_the_base_where_nothing_qualifies(pair: dict[str, Graft], bench: Workbench) -> None:
+    found = forget(bench, 0.0 * pair["films"], target="films", controls=["animals"], points=3, or_base=True)
+    assert found.chosen.scale == 0.0
+    assert found.chosen.scores == found.trials[0].scores
+
+
 def test_forget_says_what_was_found_where_nothing_qualifies(pair: dict[str, Graft], bench: Workbench) -> None:
     nothing = 0.0 * pair["films"]
     with pytest.raises(InputError, match=r"no scale lowers films: .* among the 2 scales that keep 95% of the controls"):

@@ -94,6 +94,18 @@ def test_a_region_is_what_localizing_that_task_alone_finds(
     assert told == alone.info["scores"]["validation"]["graft"]["accuracy"]
 
 
+def test_regions_of_some_of_the_tasks_are_those_of_all(
+    grafts: dict[str, Graft],
+    place: Path,  # noqa: F811
+    tasks: list[Path],  # noqa: F811
+    multi: Path,
+) -> None:
+    some = task_regions(place / "encoder", multi, tasks, of=["colours"], budget=40, data=FEW, **STEPS)
+    assert {task: graft.digest for task, graft in some.items()} == {"colours": grafts["colours"].digest}
+    with pytest.raises(InputError, match="was not tuned on 'colour'; did you mean 'colours'"):
+        task_regions(place / "encoder", multi, tasks, of=["colour"], data=FEW, **STEPS)
+
+
 def test_starts_of_other_sizes_and_from_a_file(
     place: Path,  # noqa: F811
     tasks: list[Path],  # noqa: F811

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from skillgraft import Graft, Region, combine, load, total
-from skillgraft.compose.bench import Workbench, scale_grid, weighted_sum
+from skillgraft.compose.bench import Workbench, at_scale, scale_grid, weighted_sum
 from skillgraft.compose.judged import own_grafts
 from skillgraft.compose.scales import (
     Point,
@@ -140,7 +140,10 @@ def test_own_grafts_go_by_provenance_then_by_order(pair: dict[str, Graft]) -> No
 def test_a_graft_at_scale_0_leaves_the_others_as_they_are(pair: dict[str, Graft]) -> None:
     grafts = list(pair.values())
     assert weighted_sum(grafts, [0.3, 0.0]) == 0.3 * grafts[0]
-    assert len(weighted_sum(grafts, [0.0, 0.0])) == len(grafts[0])
+    assert len(weighted_sum(grafts, [0.0, 0.0])) == 0
+    headed = Graft(grafts[0].region, grafts[0].before, grafts[0].change, heads={"score.bias": np.ones(2, np.float32)})
+    assert at_scale(headed, 0.0).heads.keys() == {"score.bias"}
+    assert at_scale(headed, 0.5) == 0.5 * headed
     assert weighted_sum(grafts, [0.3, 0.6]).digest == total([0.3 * grafts[0], 0.6 * grafts[1]]).digest
 
 

@@ -111,10 +111,10 @@ def test_the_model_comes_back_as_it_was(tmp_path: Path) -> None:
     assert not any(module._forward_hooks for module in opened.model.modules())
 
 
-def test_memory_is_bounded_by_the_chunk_and_the_result_is_not_changed_by_it(case: Any, monkeypatch: Any) -> None:
+def test_the_size_of_a_tile_does_not_change_the_result(case: Any, monkeypatch: Any) -> None:
     opened, rows, parameters = case
     whole = fisher_diagonal(opened.model, opened.readouts[0], rows, parameters, labels="true")
-    monkeypatch.setattr(squares, "CHUNK_BYTES", 512)
+    monkeypatch.setattr(squares, "TILE_BYTES", 512)
     assert_same(
         fisher_diagonal(opened.model, opened.readouts[0], rows, parameters, labels="true"),
         {name: total.double() for name, total in whole.items()},

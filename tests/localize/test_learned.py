@@ -239,3 +239,33 @@ def test_wrong_problems_are_refused(pair: Any) -> None:
 def test_the_start_is_nearly_nothing() -> None:
     assert 1 / (1 + np.exp(-START)) == pytest.approx(7.5e-5, rel=0.01)
     assert len(parameter_names(tiny_bert())) > 20
+
+
+def test_a_rounded_mask_is_gamma_above_one_half(pair: Any) -> None:
+    problem = a_problem(pair)
+    soft = SoftMask(problem, a_start(problem))
+    generator = torch.Generator().manual_seed(0)
+    soft.s = {name: torch.randn(s.shape, generator=generator) for name, s in soft.s.items()}
+    masks = {name: (soft.gamma(name) > 0.5).numpy() for name in soft.s}
+    assert soft.rounded() == Region.from_masks(problem.scope, masks)
+
+
+def test_the_authors_start_is_drawn_again_and_not_kept(pair: Any) -> None:
+    problem = a_problem(pair)
+    soft = SoftMask(problem, a_start(problem), init="uniform", seed=3)
+    for name, s in soft.s.items():
+        assert torch.equal(soft.initial(name), s)
+        assert -10.0 <= float(s.min()) <= float(s.max()) <= -9.0
+    first, second = list(soft.s.values())[:2]
+    assert not torch.equal(first.view(-1)[:5], second.view(-1)[:5])
+    assert not torch.equal(SoftMask(problem, a_start(problem), init="uniform", seed=4).initial(next(iter(soft.s))), first)
+
+
+@pytest.mark.parametrize("block", [7, 1 << 19])
+def test_blocks_do_not_change_the_numbers(pair: Any, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = a_problem(pair)
+    whole = learn(problem, a_start(problem), steps=3, lr=1e5)
+    monkeypatch.setattr("skillgraft.localize.learned._BLOCK", block)
+    parts = learn(problem, a_start(problem), steps=3, lr=1e5)
+    for name, s in whole.soft.s.items():
+        torch.testing.assert_close(parts.soft.s[name], s, rtol=1e-4, atol=1e-4)

@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
 from skillgraft.errors import InputError
 from skillgraft.live import parameter_names, tensors_of
 from skillgraft.localize.fisher import fisher_diagonal
-from skillgraft.localize.sensitivity import least_sensitive, most_sensitive
+from skillgraft.localize.sensitivity import least_sensitive, lowest, most_sensitive, multiplied
 from skillgraft.names import in_layers
 from skillgraft.readouts import open_readouts
+from skillgraft.region import Region, Scope
 from tests.readouts import making
 
 
@@ -99,7 +103,47 @@ def test_the_most_sensitive_are_the_top(subject: Any) -> None:
     assert scores[chosen].min() >= scores[~chosen].max()
 
 
-@pytest.mark.parametrize("settings", [{"density": 0.0}, {"damp": 2.0}, {"rounds": 0}])
-def test_wrong_settings_are_refused(subject: Any, settings: Any) -> None:
-    with pytest.raises(InputError, match=r"density and damp lie in \(0, 1\]"):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"density": 0.0}, r"a density lies in \(0, 1\], found 0.0"),
+        ({"damp": 2.0}, r"damp lies in \(0, 1\].* found 2.0, 4"),
+        ({"rounds": 0}, r"rounds are at least 1; found 0.1, 0"),
+    ],
+)
+def test_wrong_settings_are_refused(subject: Any, settings: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         least_sensitive(*subject, **settings)
+
+
+def test_a_density_above_one_is_refused_everywhere(subject: Any) -> None:
+    with pytest.raises(InputError, match=r"a density lies in \(0, 1\], found 1.5"):
+        most_sensitive(*subject, density=1.5)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 2.0]), st.booleans()), min_size=2, max_size=20), st.data())
+def test_the_lowest_are_a_stable_sort_of_what_is_kept(entries: list[tuple[float, bool]], data: st.DataObject) -> None:
+    scores, half = np.array([score for score, _ in entries], np.float32), len(entries) // 2
+    scope = Scope.of("all", {"a": (half,), "b": (len(entries) - half,)})
+    there = np.array([kept for _, kept in entries])
+    there[data.draw(st.integers(0, len(entries) - 1))] = True
+    kept = Region.from_masks(scope, {"a": there[:half], "b": there[half:]})
+    count = data.draw(st.integers(1, len(kept)))
+    found = lowest({"a": torch.from_numpy(scores[:half]), "b": torch.from_numpy(scores[half:])}, kept, count)
+    expected = np.sort(np.argsort(np.where(there, scores, np.inf), kind="stable")[:count])
+    assert np.flatnonzero(np.concatenate([found.mask("a"), found.mask("b")])).tolist() == expected.tolist()
+
+
+def test_multiplied_entries_come_back_exactly_also_after_an_exception() -> None:
+    numbers = torch.tensor([0.1, -0.0, 1e-40, 3.0])
+    parameters = {"w": nn.Parameter(numbers.clone())}
+    mask = {"w": np.array([True, True, True, False])}
+
+    def fail() -> None:
+        with multiplied(parameters, mask, 0.5):
+            assert parameters["w"].tolist() == (numbers * torch.tensor([0.5, 0.5, 0.5, 1.0])).tolist()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert parameters["w"].detach().numpy().tobytes() == numbers.numpy().tobytes()

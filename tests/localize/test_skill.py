@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,14 @@ from typing import Any
 import pytest
 
 from skillgraft import extract, grafted, load, load_region, save_region
+from skillgraft.cli.localize import METHODS as METHODS_HELP
 from skillgraft.errors import InputError
+from skillgraft.localize.from_base import BASE_METHODS
+from skillgraft.localize.methods import METHODS
 from skillgraft.localize.skill import Rows, localize_skill
+from skillgraft.localize.workplace import open_workplace
 from skillgraft.measure.evaluate import evaluate
+from skillgraft.measure.metrics import METRICS
 from skillgraft.readouts.loading import open_readouts
 from skillgraft.tasks import load_task
 from skillgraft.training.finetune import finetune
@@ -108,6 +114,9 @@ def test_start_from_a_file_or_from_nothing(place: Path, tuned: Path, tmp_path: P
         ({"keep": 1.5}, "between 0 and 1"),
         ({"name": "movement"}, "does not say how many"),
         ({"name": "lerned", "budget": 5}, "did you mean 'learned'"),
+        ({"name": "movement", "budget": 5, "steps": 3}, "the method 'movement' takes no 'steps'; it has no settings"),
+        ({"budget": 5, "stepps": 3}, "the method 'learned' takes no 'stepps'; did you mean 'steps'"),
+        ({"budget": 5, "curve": "papier"}, "unknown curve 'papier'; did you mean 'paper'"),
     ],
 )
 def test_wrong_questions_are_refused(settings: dict[str, Any], message: str, place: Path, tuned: Path) -> None:  # noqa: F811
@@ -139,3 +148,87 @@ def test_a_region_of_the_base_to_train_in(run: Callable[..., Any], place: Path) 
     code, _, err = run("localize", "encoder", "--task", "films.toml", "--budget", 5, "-o", "x.safetensors")
     assert code == 2
     assert "give the fine-tuned folder as well" in err
+
+
+def test_a_method_without_data_needs_no_task(run: Callable[..., Any], place: Path) -> None:  # noqa: F811
+    code, out, err = run(
+        "localize", "encoder", "--method", "highest-magnitude", "--budget", 0.01, "-o", "big.safetensors", "--json"
+    )
+    assert code == 0, err
+    assert json.loads(out)["entries"] == len(load_region(place / "big.safetensors"))
+    code, _, err = run("localize", "encoder", "skilled", "--budget", 5, "-o", "x.safetensors")
+    assert code == 2
+    assert "give --task" in err
+
+
+def test_the_help_lists_every_method() -> None:
+    named = set(re.findall(r"[a-z-]+", METHODS_HELP))
+    assert METHODS.keys() | BASE_METHODS.keys() <= named
+
+
+def test_the_curve_says_which_one_it_is(run: Callable[..., Any], place: Path, tuned: Path) -> None:  # noqa: F811
+    words = ("localize", "encoder", tuned.name, "--task", "films.toml", "--steps", 4, "--lr", 1e5)
+    words = (*words, "--look-every", 2, "--patience", 1, "--l1", 1e-9)
+    code, text, err = run(*words, "--paper-curve", "-o", "paper.safetensors")
+    assert code == 0, err
+    assert "curve: a search of its own from γ_base = the most moved entries of each density (P1)" in text
+    assert "base → tuned" in text
+    recipe = load(place / "paper.safetensors").info["recipe"]
+    assert (recipe["l1"], recipe["patience"], recipe["look_every"]) == (1e-9, 1, 2)
+    code, out, err = run(*words, "--curve", "-o", "nested.safetensors", "--json")
+    assert code == 0, err
+    facts = json.loads(out)
+    assert facts["curve_kind"] == "nested"
+    size = load(place / "nested.safetensors").region.scope.size
+    assert [point["entries"] for point in facts["curve"]] == [
+        max(1, round(point["density"] * size)) for point in facts["curve"]
+    ]
+    code, _, err = run(*words, "--curve", "--paper-curve", "-o", "x.safetensors")
+    assert code == 2
+    assert "one at a time" in err
+    code, _, err = run(*words[:5], "--method", "movement", "--budget", 9, "--paper-curve", "-o", "x.safetensors")
+    assert code == 2
+    assert "ask for the nested curve" in err
+
+
+def test_each_point_of_the_papers_curve_is_a_search_of_its_own(place: Path, tuned: Path) -> None:  # noqa: F811
+    three = (place / "encoder", tuned, place / "films.toml")
+    found = localize_skill(*three, densities=(0.01, 0.1), curve="paper", **STEPS)
+    for point in found.curve:
+        alone = localize_skill(*three, start=point["density"], **STEPS).graft
+        assert point["entries"] == len(alone)
+        assert point["accuracy"] == alone.info["scores"]["validation"]["graft"]["accuracy"]
+
+
+@pytest.mark.parametrize("settings", [{"scope": "biases"}, {"reference": "zero"}, {"scope": "*.attention.*"}])
+def test_base_and_tuned_are_told_as_they_are(settings: dict[str, Any], place: Path, tuned: Path) -> None:  # noqa: F811
+    """Whatever the scope leaves out and the reference sets to 0: base's and tuned's scores are those of the folders."""
+    located = localize_skill(
+        place / "encoder", tuned, place / "films.toml", budget=9, **{"name": "movement", **settings}
+    )
+    told = located.graft.info["scores"]["validation"]
+    said = evaluate(place / "encoder", [place / "films.toml"], tuned={"t": tuned}, split="validation").said["films"]
+    for model, name in (("base", "base"), ("tuned", "t")):
+        assert told[model]["accuracy"]["value"] == float((said[name].predicted == said[name].labels).mean())
+        nll = METRICS["nll"](said[name])
+        assert told[model]["nll"]["value"] == pytest.approx(nll, rel=1e-5)
+    left_out = located.graft.info.get("outside_scope") or {}
+    assert bool(left_out) == ("scope" in settings), "what the scope leaves out is counted"
+
+
+def test_learning_from_tuned_s_labels_tells_the_true_scores(place: Path, tuned: Path) -> None:  # noqa: F811
+    data = Rows(labels="tuned")
+    with open_workplace(place / "encoder", tuned, place / "films.toml", data=data) as spot:
+        with spot.problem.all_of(spot.target):
+            assert spot.score_now() == 1.0, "tuned agrees with its own labels"
+        true = [row.label for row in spot.readout.encode(spot.split.validation)]
+        assert [row.label for row in spot.judged] == true
+    before = open_readouts(place / "encoder", [load_task(place / "films.toml")]).model.state_dict()
+    assert all(bool((spot.model.state_dict()[name] == tensor).all()) for name, tensor in before.items())
+
+
+def test_a_random_region_follows_the_seed(place: Path, tuned: Path) -> None:  # noqa: F811
+    three = (place / "encoder", tuned, place / "films.toml")
+    found = [localize_skill(*three, name="random", budget=40, data=Rows(seed=seed)).graft.region for seed in (0, 0, 1)]
+    assert found[0] == found[1]
+    assert found[0] != found[2]

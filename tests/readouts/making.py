@@ -133,6 +133,21 @@ def digits(*, channels: int | None = None) -> Examples:
     return Examples("digits", {"image": images}, np.array([0, 1, 2, 0, 1]), ("zero", "one", "two"))
 
 
+def write_digits(folder: Path, name: str, *, train: int = 90, test: int = 30) -> Path:
+    """An image task of that name and its rows: each of three labels is bright in another third of the image."""
+    draw = np.random.default_rng(len(name))
+    for part, count in (("train", train), ("test", test)):
+        labels = np.arange(count) % 3
+        images = draw.integers(0, 120, (count, 12, 12), dtype=np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            image[4 * label : 4 * label + 4] += 100
+        np.savez(folder / f"{name}-{part}.npz", images=images, labels=labels)
+    sources = f'train = "{name}-train.npz"\ntest = "{name}-test.npz"'
+    text = DIGITS.replace('train = "x.npz"', sources).replace('name = "digits"', f'name = "{name}"')
+    (folder / f"{name}.toml").write_text(text)
+    return folder / f"{name}.toml"
+
+
 @cache
 def word_pieces() -> Any:
     """BERT's kind: whole words, and letters as pieces."""

@@ -155,25 +155,6 @@ def test_broken_scores_do_not_spoil_their_graft(runs: Path, tmp_path: Path) -> N
     assert "not what skillgraft prints" in found.unread[0].why
 
 
-@pytest.mark.parametrize(
-    "derive",
-    [
-        lambda g: -0.5 * g,
-        lambda g: g.with_info(recipe={"rule": "sum", "scale": 1.0}),
-        lambda g: g.with_info(recipe={"forget": "toy"}),
-    ],
-)
-def test_scores_of_the_graft_it_was_made_from_are_not_shown(runs: Path, tmp_path: Path, derive: Any) -> None:
-    """Scaling and restricting keep the provenance, scores included: a negated skill would seem to have the skill."""
-    graft_file.save(derive(graft_file.load(runs / "a.safetensors")), tmp_path / "g.safetensors")
-    found = find([tmp_path])
-    (artefact,) = found.artefacts
-    assert artefact.scores == ()
-    assert "without its recorded scores" in found.unused[0].why
-    graft_file.save(derive(graft_file.load(runs / "b.safetensors")), tmp_path / "without-scores.safetensors")
-    assert len(find([tmp_path]).unused) == 1
-
-
 def test_a_missing_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere does not exist; expected a folder or file"):
         find([tmp_path / "nowhere"])

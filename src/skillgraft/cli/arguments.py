@@ -19,7 +19,7 @@ ModelName = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or 
 TaskNames = Annotated[
     list[str], typer.Option("--task", metavar="T", help="Catalogue name or TOML file; may be repeated.")
 ]
-ReadoutName = Annotated[str, typer.Option("--readout", help="auto, masked, causal, choice, linear or text-head.")]
+ReadoutName = Annotated[str, typer.Option("--readout", help="auto, masked, causal, choice, linear, text-head, …")]
 Shots = Annotated[int | None, typer.Option("--shots", help="Rows per class.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed that draws the rows.")]
 MaxLength = Annotated[int | None, typer.Option("--max-length", help="Tokens at most, instead of the task's own.")]

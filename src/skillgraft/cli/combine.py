@@ -2,52 +2,143 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from skillgraft.cli import output
-from skillgraft.cli.arguments import GraftFiles, Head, Json, Out
+from skillgraft.cli.arguments import GraftFiles, Head, Json, MaxLength, Out, ReadoutName, Seed, Shots
+from skillgraft.errors import InputError
+
+if TYPE_CHECKING:
+    from skillgraft.compose.scales import Point, ScaleSearch
+    from skillgraft.graft import Graft
+
+AUTO = "auto"
 
 
 def run(
     grafts: GraftFiles,
     out: Out,
-    rule: Annotated[str, typer.Option(help="sum or union.")] = "sum",
+    rule: Annotated[str, typer.Option(help="sum, union, ties, dare, breadcrumbs, tall or wise.")] = "sum",
     conflict: Annotated[
-        str, typer.Option(help="Where grafts of a union overlap: refuse, first, largest, mean.")
-    ] = "refuse",
-    scale: Annotated[float, typer.Option(help="Times how much, after the rule; -1 negates.")] = 1.0,
+        str | None, typer.Option(help="union: where grafts overlap, refuse (default), first, largest, mean.")
+    ] = None,
+    keep: Annotated[float | None, typer.Option(help="ties, dare (0.1), breadcrumbs (0.2): density to keep.")] = None,
+    drop: Annotated[float | None, typer.Option(help="breadcrumbs: share of largest changes to drop (0.1).")] = None,
+    lam: Annotated[float | None, typer.Option(help="tall: λ of the masks (0.2).")] = None,
+    consensus: Annotated[int | None, typer.Option(help="tall: grafts that must claim an entry (2).")] = None,
+    draw_seed: Annotated[int | None, typer.Option(help="dare: seed that draws the entries (0).")] = None,
+    scale: Annotated[str, typer.Option(help="Times how much, after the rule; -1 negates; auto searches.")] = "1",
     inside: Annotated[Path | None, typer.Option(metavar="R", help="Keep only the entries in this region.")] = None,
     outside: Annotated[
         Path | None, typer.Option(metavar="R", help="Keep only the entries outside this region.")
     ] = None,
     head: Head = None,
+    base: Annotated[str | None, typer.Option(metavar="BASE", help="auto: model folder or hub name.")] = None,
+    task: Annotated[list[str] | None, typer.Option(metavar="T", help="auto: the tasks, in the grafts' order.")] = None,
+    per_task_scales: Annotated[bool, typer.Option("--per-task-scales", help="auto: one scale for each graft.")] = False,
+    points: Annotated[int, typer.Option(help="auto: scales from 0 to 1 to try.")] = 21,
+    rows: Annotated[int, typer.Option(help="auto: at most so many validation rows of each task.")] = 200,
+    shots: Shots = None,
+    train_rows: Annotated[int | None, typer.Option(help="Rows that grafts were trained on (finetune --rows).")] = None,
+    seed: Seed = 0,
+    readout: ReadoutName = "auto",
+    max_length: MaxLength = None,
     json: Json = False,
 ) -> None:
-    """Make one graft of several: add, subtract, unite, restrict.
+    """Make one graft of several: add, subtract, unite, merge, restrict, and find the scale that serves all tasks.
 
     \b
     Examples
       skillgraft combine a.safetensors b.safetensors -o both.safetensors
       skillgraft combine a.safetensors --scale -1 -o minus-a.safetensors
       skillgraft combine a.safetensors b.safetensors --rule union --conflict largest -o either.safetensors
-      skillgraft combine a.safetensors --outside b.safetensors -o a-without-b.safetensors
+      skillgraft combine a.safetensors b.safetensors --scale auto --base BASE --task sst2 --task trec -o ab.safetensors
     """
     from skillgraft import atomic, graft_file
-    from skillgraft.compose.rules import combine
+    from skillgraft.compose.rules import check_rule, combine
 
     atomic.check_target(out)
+    named = {"conflict": conflict, "keep": keep, "drop": drop, "lam": lam, "consensus": consensus, "seed": draw_seed}
+    options = {name: value for name, value in named.items() if value is not None}
+    check_rule(rule, options)
+    factor = _factor(scale)
+    if factor is not None and (base or task or per_task_scales):
+        raise InputError("--base, --task and --per-task-scales are for --scale auto, found --scale " + scale)
     parts = [output.load_graft(path) for path in grafts]
-    result = combine(parts, rule=rule, conflict=conflict, head=output.load_graft(head) if head else None)
-    if inside:
-        result = result & graft_file.load_region(inside)
-    if outside:
-        result = result.outside(graft_file.load_region(outside))
-    result = result if scale == 1.0 else scale * result
-    recipe = {"rule": rule, "conflict": conflict, "scale": scale, "grafts": [part.digest for part in parts]}
-    graft_file.save(result.with_info(recipe=recipe, command=output.command_line()), out)
+    asked: dict[str, Any] = {"rule": rule, "head": output.load_graft(head) if head else None, **options}
+    recipe: dict[str, Any] = {"rule": rule, "conflict": "refuse", **options, "grafts": [part.digest for part in parts]}
+    if factor is None:
+        if inside or outside:
+            raise InputError("--scale auto does not restrict: restrict each graft first, with combine G --inside R")
+        data = {"rows": rows, "shots": shots, "train_rows": train_rows, "seed": seed}
+        asked |= {"per_task_scales": per_task_scales, "points": points}
+        result, search = _searched(parts, base, task, data, {"readout": readout, "max_length": max_length}, asked)
+        told = search.as_json()
+        chosen = told["best"]["scale"]
+        judged = {"tasks": list(search.singles), "points": points, **data, "singles": told["singles"]}
+        recipe |= {"scale": chosen, "search": {**judged, "best": told["best"]}}
+        more, lines = {"scale": chosen, "search": told}, _table(search)
+    else:
+        result = combine(parts, **asked)
+        result = result & graft_file.load_region(inside) if inside else result
+        result = result.outside(graft_file.load_region(outside)) if outside else result
+        result = result if factor == 1.0 else factor * result
+        recipe |= {"scale": factor}
+        more, lines = {"scale": result.scale}, []
+    graft_file.save(result.with_info(scores=None, recipe=recipe, command=output.command_line()), out)
     facts = {"out": str(out), "entries": len(result), "density": result.region.density, "form": result.form}
-    lines = [f"{out}: {len(result):,} entries, density {result.region.density:.2e}, {result.form} form"]
-    output.show({**facts, "rule": rule, "scale": result.scale}, as_json=json, lines=lines)
+    first = f"{out}: {len(result):,} entries, density {result.region.density:.2e}, {result.form} form"
+    output.show({**facts, "rule": rule, **more}, as_json=json, lines=[first, *lines])
+
+
+def _factor(scale: str) -> float | None:
+    """The scale as a number; None where it is to be searched."""
+    if scale == AUTO:
+        return None
+    try:
+        return float(scale)
+    except ValueError:
+        raise InputError(f"--scale is a number or {AUTO}, found {scale!r}") from None
+
+
+def _searched(
+    parts: Sequence[Graft],
+    base: str | None,
+    tasks: Sequence[str] | None,
+    data: Mapping[str, Any],
+    reading: Mapping[str, Any],
+    asked: Mapping[str, Any],
+) -> tuple[Graft, ScaleSearch]:
+    from skillgraft.compose.judged import judged_rows, own_grafts
+
+    if not base or not tasks:
+        found = "--scale auto needs a model and tasks to judge by"
+        raise InputError(f"{found}: add --base BASE and --task T for each skill")
+    # What is wrong is refused here, before torch is imported, which takes seconds; the rows are read again later.
+    own_grafts([task.name for task, _ in judged_rows(tasks, **data)], parts)
+
+    from skillgraft.compose.bench import Workbench
+    from skillgraft.compose.scales import add_skills
+
+    output.only_our_progress()
+    bench = Workbench.open(base, tasks, **data, **reading)
+    with output.progress("combining") as progress:
+        return add_skills(bench, parts, progress=progress, **asked)
+
+
+def _table(search: ScaleSearch) -> list[str]:
+    """Every point of a search over one scale; of a longer search the best one."""
+    one_scale = len(search.best.scales) == 1
+    rows = [
+        (" ".join(f"{scale:g}" for scale in point.scales), *_percents(point), "best" if point is search.best else "")
+        for point in (search.points if one_scale else [search.best])
+    ]
+    return output.columns(rows, header=["scale", *search.singles, "normalised", ""])
+
+
+def _percents(point: Point) -> list[str]:
+    return [f"{100 * share:.1f}" for share in (*point.accuracy.values(), point.merit)]

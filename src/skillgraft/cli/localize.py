@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,34 +15,40 @@ from skillgraft.errors import InputError
 if TYPE_CHECKING:
     from skillgraft.localize.skill import Rows
 
+_WIDTH = 20  # of a full bar
 CURVE = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-METHODS = "learned, movement, random, attribution; from BASE alone: lowest-fisher, highest-fisher."
+METHODS = (
+    "learned, budgeted, movement, random, attribution; from BASE alone: lowest-fisher, highest-fisher, "
+    "lowest-magnitude, highest-magnitude, random-region."
+)
 
 
 def run(
     base: Base,
     out: Out,
-    task: Annotated[str, typer.Option("--task", metavar="T", help="Catalogue name or TOML file.")],
     tuned: Annotated[
         Path | None, typer.Argument(metavar="[TUNED]", help="Fine-tuned model folder or LoRA adapter.")
     ] = None,
+    task: Annotated[str | None, typer.Option(metavar="T", help="Catalogue name or TOML file.")] = None,
     method: Annotated[str, typer.Option(help=METHODS)] = "learned",
     budget: Annotated[float | None, typer.Option(help="How many entries: a density (1e-4) or a count (8500).")] = None,
     keep: Annotated[
         float | None, typer.Option(help="The fewest entries that keep this share of TUNED's score.")
     ] = None,
-    curve: Annotated[bool, typer.Option("--curve", help="Also the scores at densities from 1e-5 to 1e-2.")] = False,
+    curve: Annotated[bool, typer.Option("--curve", help="Also the scores of nested budgets, 1e-5 to 1e-2.")] = False,
+    paper_curve: Annotated[
+        bool, typer.Option("--paper-curve", help="The same with a search from each density's γ_base (P1).")
+    ] = False,
     scope: Annotated[str, typer.Option(help="layers, biases, all, or a name pattern.")] = "layers",
     start: Annotated[str, typer.Option(help="Learned: γ_base, as a density, empty, or a region file.")] = "1e-5",
-    reference: Annotated[
-        str, typer.Option(help="What is outside the region: base, or zero (P1's lottery test).")
-    ] = "base",
-    labels: Annotated[
-        str, typer.Option(help="Learn from the true labels or from what TUNED says: true, tuned.")
-    ] = "true",
+    reference: Annotated[str, typer.Option(help="Outside the region: base, or zero (P1's lottery test).")] = "base",
+    labels: Annotated[str, typer.Option(help="Learn from true labels, or from what TUNED says: tuned.")] = "true",
     steps: Annotated[int | None, typer.Option(help="Learned: steps on the mask (100).")] = None,
     lr: Annotated[float | None, typer.Option(help="Learned: learning rate of the mask (1e7).")] = None,
+    l1: Annotated[float | None, typer.Option(help="Learned: strength of an L1 term on the mask (0).")] = None,
     init: Annotated[str | None, typer.Option(help="Learned: constant, or uniform as in the authors' code.")] = None,
+    look_every: Annotated[int | None, typer.Option(help="Learned: steps from look to look at the score (4).")] = None,
+    patience: Annotated[int | None, typer.Option(help="Learned: stop after so many looks without a better.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Lowest-fisher: rounds (4).")] = None,
     damp: Annotated[float | None, typer.Option(help="Lowest-fisher: what dropped weights count (0.1).")] = None,
     samples: Annotated[int | None, typer.Option(help="Fisher: labels drawn per row (1).")] = None,
@@ -51,6 +58,7 @@ def run(
     batch_size: Annotated[int, typer.Option(help="Rows of one step on the mask.")] = 1024,
     readout: ReadoutName = "auto",
     max_length: MaxLength = None,
+    snapshot_seconds: Annotated[float, typer.Option(hidden=True)] = 60.0,
     json: Json = False,
 ) -> None:
     """Find where TUNED keeps a task's skill and cut it out as a graft; or a region of BASE to train in.
@@ -60,60 +68,83 @@ def run(
       skillgraft localize BASE TUNED --task sst2 --shots 64 --budget 1e-4 -o skill.safetensors
       skillgraft localize BASE TUNED --task sst2 --shots 64 --keep 0.95 -o smallest.safetensors
       skillgraft localize BASE --task sst2 --rows 256 --method lowest-fisher --budget 0.1 -o region.safetensors
+      accelerate launch --cpu --num_processes 2 -m skillgraft localize BASE TUNED --task sst2 -o skill.safetensors
     """
     from skillgraft import atomic
+    from skillgraft.tasks import load_task, training_split
+
+    # What needs no model is refused before torch is imported, which takes seconds.
+    atomic.check_target(out)
+    if curve and paper_curve:
+        raise InputError("--curve and --paper-curve are two curves: ask for one at a time")
+    if task is not None:
+        training_split(load_task(task), shots=shots, rows=rows, seed=seed)
+
+    from skillgraft.localize.from_base import BASE_METHODS
     from skillgraft.localize.skill import Rows
 
-    atomic.check_target(out)
     output.only_our_progress()
     data = Rows(shots, rows, seed, batch_size, max_length, readout, labels)
-    if method.endswith("-fisher"):
+    if method in BASE_METHODS:
         fisher = _given(rounds=rounds, damp=damp, samples=samples)
         _region(base, tuned, task, out, method, budget, scope, data, fisher, json=json)
         return
     if tuned is None:
         raise InputError(f"the method {method!r} compares BASE with TUNED: give the fine-tuned folder as well")
+    if task is None:
+        raise InputError("a skill is a task's: give --task, a catalogue name or a TOML file")
     asked = {
-        "scope": scope,
-        "start": _start(start),
-        "budget": budget,
-        "keep": keep,
-        "densities": CURVE if curve else (),
-    }
-    asked |= {"reference": "zero" if reference == "zero" else "base", **_given(steps=steps, lr=lr, init=init)}
+        "scope": scope, "start": _start(start), "budget": budget, "keep": keep, "reference": reference,
+        "densities": CURVE if curve or paper_curve else (), "curve": "paper" if paper_curve else "nested",
+        "snapshot_seconds": snapshot_seconds,
+    }  # fmt: skip
+    asked |= _given(steps=steps, lr=lr, l1=l1, init=init, look_every=look_every, patience=patience)
     _graft(base, tuned, task, out, method, data, asked, json=json)
 
 
 def _graft(
     base: Path, tuned: Path, task: str, out: Path, method: str, data: Rows, asked: dict[str, Any], *, json: bool
 ) -> None:
-    from skillgraft import graft_file
+    from skillgraft.localize.curves import KINDS
     from skillgraft.localize.skill import localize_skill
 
     with output.steps("localizing") as on_step:
         watched: dict[str, Any] = {"on_step": on_step} if method == "learned" else {}
-        located = localize_skill(base, tuned, task, name=method, data=data, **asked, **watched)
-    graft = located.graft.with_info(command=output.command_line())
-    graft_file.save(graft, out)
+        located = localize_skill(
+            base, tuned, task, name=method, data=data, out=out, command=output.command_line(), **asked, **watched
+        )
+    if not output.is_main_process():
+        return
+    graft, size = located.graft, out.stat().st_size
     scores = graft.info["scores"]["validation"]
-    size = out.stat().st_size
     facts = {
         "out": str(out), "entries": len(graft), "density": graft.region.density, "method": method, "bytes": size,
-        "validation": scores, "curve": list(located.curve), "by_layer": graft.region.by_layer(),
-        "by_kind": graft.region.by_kind(),
+        "validation": scores, "curve": list(located.curve), "curve_kind": asked["curve"] if located.curve else None,
+        "by_layer": graft.region.by_layer(), "by_kind": graft.region.by_kind(),
+        "search": graft.info["recipe"].get("search"),
     }  # fmt: skip
     head = f"{out}: {len(graft):,} entries, density {graft.region.density:.2e}, {output.human_bytes(size)}"
     lines = [head, *output.score_table("validation", scores), *output.region_bars(graft.region)]
     if located.curve:
-        points = [(f"{point['density']:g}", point["entries"], *output.score_cells(point)) for point in located.curve]
-        lines += ["", *output.columns(points, header=["density", "entries", *output.SCORE_COLUMNS])]
+        lines += ["", f"curve: {KINDS[asked['curve']]}", *_curve(located.curve, scores)]
     output.show(facts, as_json=json, lines=lines)
+
+
+def _curve(points: Sequence[Mapping[str, Any]], scores: Mapping[str, Any]) -> list[str]:
+    """A table with a picture in its last column: how far the score is on the way from base to tuned."""
+    low, high = (scores[model]["score"]["value"] for model in ("base", "tuned"))
+    table = []
+    for point in points:
+        way = (point["score"]["value"] - low) / (high - low) if high > low else 0.0
+        bar = "█" * round(_WIDTH * min(max(way, 0.0), 1.0))
+        table.append((f"{point['density']:g}", f"{point['entries']:,}", *output.score_cells(point), bar))
+    return output.columns(table, header=["density", "entries", *output.SCORE_COLUMNS, "base → tuned"])
 
 
 def _region(
     base: Path,
     tuned: Path | None,
-    task: str,
+    task: str | None,
     out: Path,
     method: str,
     budget: float | None,
@@ -124,14 +155,16 @@ def _region(
     json: bool,
 ) -> None:
     from skillgraft.graft_file import save_region
-    from skillgraft.localize.from_base import localize_base
+    from skillgraft.localize.from_base import BASE_METHODS, localize_base
 
     if tuned is not None:
         raise InputError(f"the method {method!r} looks at BASE alone: leave {tuned} out")
     options |= _given(density=budget)
     with output.progress("localizing") as progress:
-        options |= {"on_round": progress} if method == "lowest-fisher" else {}
+        options |= {"on_round": progress} if "on_round" in BASE_METHODS[method].options else {}
         sensed, fingerprint, info = localize_base(base, task, name=method, scope=scope, data=data, **options)
+    if not output.is_main_process():
+        return
     region = sensed.region
     save_region(region, out, base_fingerprint=fingerprint, info=info.updated(command=output.command_line()))
     facts = {

@@ -17,14 +17,18 @@ from skillgraft.cli import (
     check,
     combine,
     compare,
+    continual,
+    demo,
     doctor,
     evaluate,
     export,
     extract,
     finetune,
+    forget,
     inspect,
     localize,
     remove,
+    report,
     reproduce,
 )
 from skillgraft.errors import SkillgraftError
@@ -46,7 +50,10 @@ Examples
 
 `skillgraft VERB --help` has examples for each verb; --json prints one object for machines; --debug shows tracebacks.""",
 )
-for verb in (finetune, localize, extract, check, apply, remove, combine, evaluate, inspect, compare, export, reproduce, doctor):
+for verb in (
+    demo, finetune, localize, extract, check, apply, remove, combine, forget, continual,
+    evaluate, inspect, compare, export, report, reproduce, doctor,
+):  # fmt: skip
     app.command(verb.__name__.rsplit(".", 1)[1])(verb.run)
 
 

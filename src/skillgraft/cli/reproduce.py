@@ -24,6 +24,11 @@ def run(
     store: Annotated[Path | None, typer.Option(help="Where models and grafts are kept (DIR/store).")] = None,
     profile: Annotated[str, typer.Option(help="How large: cpu, paper, smoke.")] = "cpu",
     task: Annotated[list[str] | None, typer.Option(metavar="T", help="Tasks instead of the recipe's own.")] = None,
+    ood: Annotated[list[str] | None, typer.Option(metavar="T", help="Out-of-distribution tasks instead.")] = None,
+    control: Annotated[list[str] | None, typer.Option(metavar="T", help="Tasks that forgetting must keep.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="P2's methods and rules instead of the recipe's own.")
+    ] = None,
     shots: Numbers = None,
     seed: Numbers = None,
     readout: Annotated[str | None, typer.Option(help="How class scores are read: auto, masked, causal, …")] = None,
@@ -50,8 +55,8 @@ def run(
     if base is None:
         raise InputError("reproduce needs a model: give --base BASE")
     output.only_our_progress()
-    asked = {"tasks": tuple(task or ()), "shots": tuple(shots or ()), "seeds": tuple(seed or ()), "readout": readout}
-    chosen = named(profile, base=base, **asked)
+    asked = {"tasks": task, "ood": ood, "controls": control, "methods": method, "shots": shots, "seeds": seed}
+    chosen = named(profile, base=base, readout=readout, **{name: tuple(given or ()) for name, given in asked.items()})
     place = store or out / "store"
     if dry_run:
         _plan(names, chosen, place, as_json=json)
@@ -107,8 +112,9 @@ def _run(names: list[str], profile: Profile, store: Path, out: Path, jobs: int, 
         for name in names:
             with output.progress(name) as bar:
                 done = reproduce(
-                    name, profile, store=store, out=out, executor=workers, on_step=lambda _step, n, of: bar(n, of)
-                )
+                    name, profile, store=store, out=out, executor=workers, command=output.command_line(),
+                    on_step=lambda _step, n, of: bar(n, of),
+                )  # fmt: skip
             results.append(done)
     files = {result.name: str(out / f"{result.name}.json") for result in results}
     output.show({"results": files}, as_json=as_json, lines=[markdown(result) for result in results])

@@ -50,7 +50,7 @@ def fisher_diagonal(
             if squares.slow:
                 _square_one_by_one(model, readout, [rows[row] for row in part], squares, chosen)
     count = len(rows) * (samples if labels == "sampled" else 1)
-    return {name: total / count for name, total in squares.sums.items()}
+    return {name: total.div_(count) for name, total in squares.sums.items()}
 
 
 def _square(model: nn.Module, readout: Readout, batch: Batch, squares: Squares, chosen: Tensor | None) -> None:

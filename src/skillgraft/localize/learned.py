@@ -10,19 +10,25 @@ reference and the delta.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from skillgraft.errors import InputError
+from skillgraft.live import as_numpy
 from skillgraft.localize.problem import Problem
-from skillgraft.localize.ranking import Ranking
-from skillgraft.region import Region
+from skillgraft.localize.progress import Look, Progress
+from skillgraft.localize.ranking import Array, Ranking
+from skillgraft.region import Indices, Region
+from skillgraft.training.snapshot import Snapshot
 
 Init = Literal["constant", "uniform"]
+_BLOCK = 1 << 19  # entries
 START = -9.5  # σ(−9.5) ≈ 7.5e-5: nearly nothing is chosen at the start
 
 
@@ -33,24 +39,32 @@ class Learned:
     soft: SoftMask
     region: Region
     losses: tuple[float, ...]
-    looks: tuple[tuple[int, int, float], ...]  # step, entries, score
+    looks: tuple[Look, ...]
 
 
 class SoftMask:
     """S and γ_base over a scope, and the blended weights they stand for."""
 
     def __init__(self, problem: Problem, start: Region, *, init: Init = "constant", seed: int = 0) -> None:
-        self.problem = problem
-        self.start = start
-        self.flipped = {name: torch.from_numpy(np.array(at, np.int64)) for name, at in start.sites.items()}
-        generator = torch.Generator().manual_seed(seed)
-        self.s: dict[str, Tensor] = {}
-        for name, delta in problem.delta.items():
-            if init == "uniform":  # the authors' start; its noise decides many entries at larger budgets
-                self.s[name] = torch.rand(delta.shape, generator=generator, dtype=torch.float32).sub_(10.0)
-            else:
-                self.s[name] = torch.full(delta.shape, START, dtype=torch.float32)
-        self.initial = {name: s.clone() for name, s in self.s.items()} if init == "uniform" else None
+        if init not in get_args(Init):
+            raise InputError(f"a mask starts {' or '.join(get_args(Init))}, found {init!r}")
+        self.problem, self.start, self.init, self.seed = problem, start, init, seed
+        self.flipped = {
+            name: torch.from_numpy(np.array(at, np.int64)).to(problem.delta[name].device)
+            for name, at in start.sites.items()
+        }
+        self.s = {name: self.initial(name) for name in problem.delta}
+
+    def initial(self, name: str) -> Tensor:
+        """S of one parameter at the start. Drawn anew whenever it is asked for, so that it need not be kept."""
+        delta = self.problem.delta[name]
+        if self.init == "constant":
+            return torch.full(delta.shape, START, dtype=torch.float32, device=delta.device)
+        # The authors' start, U[0, 1] − 10; its noise decides many entries at larger budgets.
+        place = list(self.problem.delta).index(name)
+        seed = int(np.random.SeedSequence((self.seed, place)).generate_state(1)[0])
+        drawn = torch.rand(delta.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+        return drawn.sub_(10.0).to(delta.device)
 
     def gamma(self, name: str) -> Tensor:
         """γ of one parameter (eq. 4)."""
@@ -64,7 +78,13 @@ class SoftMask:
     def blend(self) -> None:
         """Write reference + γ ⊙ delta into the model."""
         for name, parameter in self.problem.parameters.items():
-            torch.addcmul(self.problem.reference[name], self.gamma(name), self.problem.delta[name], out=parameter.data)
+            whole = (parameter.data, self.problem.reference[name], self.problem.delta[name], self.s[name])
+            for weight, reference, delta, s in _blocks(*whole):
+                torch.addcmul(reference, torch.sigmoid(s).to(delta.dtype), delta, out=weight)
+            at = self.flipped.get(name)
+            if at is not None:
+                weight, reference, delta, s = (tensor.reshape(-1) for tensor in whole)
+                weight[at] = (reference[at] + (1.0 - torch.sigmoid(s[at])) * delta[at]).to(weight.dtype)
 
     @torch.no_grad()
     def descend(self, *, lr: float, l1: float = 0.0) -> None:
@@ -72,36 +92,41 @@ class SoftMask:
         for name, parameter in self.problem.parameters.items():
             if parameter.grad is None:
                 continue
-            slope = parameter.grad.mul_(self.problem.delta[name])
             at = self.flipped.get(name)
             if at is not None:
-                slope.view(-1)[at] *= -1.0
-            if l1:
-                slope.add_(l1)  # ∂ Σσ(S) / ∂σ(S)
-            sigmoid = torch.sigmoid(self.s[name])
-            slope.mul_(sigmoid).mul_(sigmoid.neg_().add_(1.0))
-            self.s[name].sub_(slope, alpha=lr)
+                parameter.grad.view(-1)[at] *= -1.0
+            for gradient, delta, s in _blocks(parameter.grad, self.problem.delta[name], self.s[name]):
+                slope = gradient.to(delta.dtype).mul_(delta)
+                if l1:
+                    slope.add_(l1)  # ∂ Σσ(S) / ∂σ(S)
+                # slope ⊙ σ(S) ⊙ (1 − σ(S)) in one pass over memory.
+                s.sub_(torch.ops.aten.sigmoid_backward(slope, torch.sigmoid(s).to(delta.dtype)), alpha=lr)
             parameter.grad = None
 
     def rounded(self) -> Region:
-        """γ > ½."""
-        return Region.from_masks(self.problem.scope, {name: (self.gamma(name) > 0.5).numpy() for name in self.s})
+        """γ > ½: S above 0, or below it in γ_base."""
+        return Region(self.problem.scope, {name: self._chosen(name) for name in self.s})
+
+    def _chosen(self, name: str) -> Indices:
+        s, at = self.s[name].view(-1), self.flipped.get(name)
+        chosen = s > 0
+        if at is not None:
+            chosen[at] = s[at] < 0
+        return np.flatnonzero(as_numpy(chosen))
 
     def ranking(self, *, most: int) -> Ranking:
         """All entries, best first: γ_base's survivors, then by growth of γ since the start, then by |delta|."""
-        scores, movements = {}, {}
-        for name in self.s:
-            gamma = self.gamma(name)
-            first = torch.sigmoid(self.initial[name]) if self.initial else torch.sigmoid(torch.tensor(START))
-            growth = gamma - first
-            at = self.flipped.get(name)
-            if at is not None:
-                alive = gamma.view(-1)[at] > 0.5
-                # Survivors stand above every growth (which is below 1); the others grew less than nothing.
-                growth.view(-1)[at] = torch.where(alive, 2.0 + gamma.view(-1)[at], gamma.view(-1)[at] - 1.0)
-            scores[name] = growth.numpy()
-            movements[name] = self.problem.delta[name].abs().float().numpy()
-        return Ranking(self.problem.scope, scores, movements, most=most)
+        return Ranking(self.problem.scope, self._growth, self.problem.movement, most=most)
+
+    def _growth(self, name: str) -> Array:
+        gamma = self.gamma(name)
+        growth = gamma - torch.sigmoid(self.initial(name))
+        at = self.flipped.get(name)
+        if at is not None:
+            alive = gamma.view(-1)[at] > 0.5
+            # Survivors stand above every growth (which is below 1); the others grew less than nothing.
+            growth.view(-1)[at] = torch.where(alive, 2.0 + gamma.view(-1)[at], gamma.view(-1)[at] - 1.0)
+        return as_numpy(growth)
 
 
 def learn(
@@ -116,37 +141,46 @@ def learn(
     score: Callable[[], float] | None = None,
     look_every: int = 4,
     patience: int | None = None,
+    snapshot: Snapshot | None = None,
+    snapshot_seconds: float = 60.0,
     on_step: Callable[[int, int, Mapping[str, float]], None] | None = None,
 ) -> Learned:
     """Learn a region from γ_base = `start`.
 
     Steps are compared on the *rounded* region by `score` (the model as it stands on training and validation rows, as the
     authors do), every `look_every` steps and at the end; without `score` the last step counts. `patience` stops after so
-    many looks without a better one.
+    many looks without a better one. With a snapshot, a search that was killed goes on where it was and ends with the same bits.
     """
-    losses: list[float] = []
-    looks: list[tuple[int, int, float]] = []
-    best: Region | None = None
+    _check_counts(steps=steps, look_every=look_every, patience=patience)
     with problem.borrowed():
         soft = SoftMask(problem, start, init=init, seed=seed)
-        for step in range(steps):
+        progress = (Progress.load(snapshot, soft.s, problem.scope) if snapshot else None) or Progress()
+        saved = time.monotonic()
+        while progress.step < steps and not progress.is_stale(patience):
             soft.blend()
-            losses.append(problem.backward(step))
+            progress.losses.append(problem.backward(progress.step))
             soft.descend(lr=lr, l1=l1)
-            if score is not None and ((step + 1) % look_every == 0 or step + 1 == steps):
+            if score is not None and (progress.step % look_every == 0 or progress.step == steps):
                 region = soft.rounded()
                 problem.put_on(region)
-                looks.append((step + 1, len(region), score()))
-                if best is None or looks[-1][2] > max(look[2] for look in looks[:-1]):
-                    best = region
-                elif patience is not None and _stale(looks) >= patience:
-                    break
+                progress.look(region, score())
+            if snapshot and problem.processes.is_main and time.monotonic() - saved >= snapshot_seconds:
+                progress.save(snapshot, soft.s)
+                saved = time.monotonic()
             if on_step:
-                on_step(step + 1, steps, {"loss": losses[-1]})
-    return Learned(soft, best if best is not None else soft.rounded(), tuple(losses), tuple(looks))
+                on_step(progress.step, steps, {"loss": progress.losses[-1]})
+    region = progress.best if progress.best is not None else soft.rounded()
+    return Learned(soft, region, tuple(progress.losses), tuple(progress.looks))
 
 
-def _stale(looks: list[tuple[int, int, float]]) -> int:
-    """How many looks ago the best one was."""
-    scores = [look[2] for look in looks]
-    return len(scores) - 1 - scores.index(max(scores))
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of one shape, stretch by stretch: what is computed in between stays in a core's cache and takes no memory."""
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    for low in range(0, len(flat[0]), _BLOCK):
+        yield tuple(tensor[low : low + _BLOCK] for tensor in flat)
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise InputError(f"{name} must be 1 or more, found {count}")

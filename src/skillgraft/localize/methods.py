@@ -6,7 +6,8 @@ answer of its own to how many entries there are (γ > ½).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -15,9 +16,11 @@ import numpy as np
 import torch
 
 from skillgraft.errors import InputError, did_you_mean
+from skillgraft.live import as_numpy
+from skillgraft.localize.budgeted import learn_within_budget
 from skillgraft.localize.learned import learn
 from skillgraft.localize.problem import Problem
-from skillgraft.localize.ranking import Ranking
+from skillgraft.localize.ranking import Array, Ranking
 from skillgraft.region import Region
 
 
@@ -38,21 +41,42 @@ Method = Callable[..., Found]
 def learned(problem: Problem, start: Region, *, most: int, **options: Any) -> Found:
     """P1 §2.3: gradient descent on a soft mask. Options are those of `learned.learn`."""
     result = learn(problem, start, **options)
-    facts = {"losses": list(result.losses), "looks": [list(look) for look in result.looks]}
-    return Found(result.soft.ranking(most=most), result.region, facts)
+    losses = _thinned([(step, _rounded(loss)) for step, loss in enumerate(result.losses, start=1)])
+    looks = _thinned([(step, entries, _rounded(score)) for step, entries, score in result.looks])
+    return Found(result.soft.ranking(most=most), result.region, {"losses": losses, "looks": looks})
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.6g}")
+
+
+def _thinned(points: Sequence[tuple[float, ...]], *, most: int = 50) -> list[list[float]]:
+    """The points, or `most` of them evenly spread from the first to the last: enough for a picture in a file's header."""
+    if len(points) > most:
+        points = [points[place] for place in np.linspace(0, len(points) - 1, most).round().astype(int)]
+    return [list(point) for point in points]
+
+
+def budgeted(problem: Problem, _start: Region, *, most: int, **options: Any) -> Found:
+    """A few steps on a soft mask whose sum is the budget. Options are those of `learn_within_budget`."""
+    result = learn_within_budget(problem, budget=most, **options)
+    losses = [[step, _rounded(loss)] for step, loss in enumerate(result.losses, start=1)]
+    return Found(result.ranking, facts={"losses": losses, "candidates": result.candidates})
 
 
 def movement(problem: Problem, _start: Region, *, most: int) -> Found:
     """P1's comparison: the entries that moved the most, |tuned − base|."""
-    sizes = {name: delta.abs().float().numpy() for name, delta in problem.delta.items()}
-    return Found(Ranking(problem.scope, sizes, sizes, most=most))
+    return Found(Ranking(problem.scope, problem.movement, problem.movement, most=most))
 
 
 def random(problem: Problem, _start: Region, *, most: int, seed: int = 0) -> Found:
     """P1's other comparison: entries drawn at random."""
-    draw = np.random.default_rng(seed)
-    scores = {name: draw.random(tuple(delta.shape), dtype=np.float32) for name, delta in problem.delta.items()}
-    return Found(Ranking(problem.scope, scores, scores, most=most))
+    places = {name: place for place, name in enumerate(problem.scope.shapes)}
+
+    def drawn(name: str) -> Array:
+        return np.random.default_rng((seed, places[name])).random(problem.scope.shapes[name], dtype=np.float32)
+
+    return Found(Ranking(problem.scope, drawn, problem.movement, most=most))
 
 
 def attribution(problem: Problem, _start: Region, *, most: int, points: int = 8) -> Found:
@@ -64,10 +88,10 @@ def attribution(problem: Problem, _start: Region, *, most: int, points: int = 8)
             problem.backward(point)
             for name, parameter in problem.parameters.items():
                 if parameter.grad is not None:
-                    gained[name].addcmul_(parameter.grad, problem.delta[name], value=-1.0 / points)
-    scores = {name: gain.float().numpy() for name, gain in gained.items()}
-    sizes = {name: delta.abs().float().numpy() for name, delta in problem.delta.items()}
-    return Found(Ranking(problem.scope, scores, sizes, most=most))
+                    gradient = parameter.grad.to(problem.delta[name].dtype)
+                    gained[name].addcmul_(gradient, problem.delta[name], value=-1.0 / points)
+    scores = {name: as_numpy(gain) for name, gain in gained.items()}
+    return Found(Ranking(problem.scope, scores, problem.movement, most=most))
 
 
 @torch.no_grad()
@@ -76,13 +100,24 @@ def _go(problem: Problem, share: float) -> None:
         torch.add(problem.reference[name], problem.delta[name], alpha=share, out=parameter.data)
 
 
+SEEDED = frozenset({"learned", "random"})  # the methods that draw something
 METHODS: Mapping[str, Method] = MappingProxyType(
-    {"learned": learned, "movement": movement, "random": random, "attribution": attribution}
+    {"learned": learned, "budgeted": budgeted, "movement": movement, "random": random, "attribution": attribution}
 )
 
 
-def method(name: str) -> Method:
-    """A method by name."""
+# Whose keywords a method's options are, where the method hands them on.
+_HANDED_ON: Mapping[str, Callable[..., Any]] = MappingProxyType({"learned": learn, "budgeted": learn_within_budget})
+
+
+def method(name: str, options: Iterable[str] = ()) -> Method:
+    """A method by name; it must take all of these options."""
     if name not in METHODS:
         raise InputError(f"unknown method {name!r}; {did_you_mean(name, METHODS)}")
+    taken = inspect.signature(_HANDED_ON.get(name, METHODS[name])).parameters.values()
+    known = [one.name for one in taken if one.kind is one.KEYWORD_ONLY and one.name not in ("most", "budget")]
+    for option in options:
+        if option not in known:
+            hint = did_you_mean(option, known) if known else "it has no settings"
+            raise InputError(f"the method {name!r} takes no {option!r}; {hint}")
     return METHODS[name]

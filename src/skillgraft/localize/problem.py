@@ -1,29 +1,32 @@
 """What every way to choose a region is given: a model, how tuned differs from it, and a loss on batches.
 
-The model holds the reference's numbers and is given back as it was, bit for bit, whatever happens in between.
+The model holds the base's numbers and is given back as it was, bit for bit, whatever happens in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from skillgraft.checkpoint import Tensors
-from skillgraft.errors import InputError, listed
-from skillgraft.live import as_torch, parameter_names
-from skillgraft.readouts.readout import Batch
+from skillgraft.errors import InputError, RunError, listed
+from skillgraft.live import as_numpy, as_torch, parameter_names
 from skillgraft.region import Region, Scope
+from skillgraft.training.processes import ALONE, Processes
 
-Loss = Callable[[nn.Module, Batch], Tensor]
-# One step's batches with the share of the step's rows that each holds.
-Step = Sequence[tuple[Batch, float]]
+Loss = Callable[[nn.Module, Any], Tensor]
+# One step's batches, each with its share of the step's rows. Of several processes each gives its own batches.
+Step = Iterable[tuple[Any, float]]
 Reference = Literal["base", "zero"]
+EMPTY = "empty"  # a γ_base without entries
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Problem:
     """Where to look for a skill.
 
     `parameters` are the model's own, in the scope, under prefix-free names; `reference` and `delta` = tuned − reference are
-    copies. `steps(s)` gives the batches of step s, `loss` the mean loss of a batch.
+    copies (float32 where the model is narrower). `steps(s)` gives the batches of step s, `loss` the mean loss of a batch.
     """
 
     model: nn.Module
@@ -42,6 +45,7 @@ class Problem:
     original: Mapping[str, Tensor] | None  # the model's own numbers where the reference is not they
     steps: Callable[[int], Step]
     loss: Loss
+    processes: Processes = ALONE
 
     @classmethod
     def between(
@@ -53,11 +57,14 @@ class Problem:
         loss: Loss,
         scope: str = "layers",
         reference: Reference = "base",
+        processes: Processes = ALONE,
     ) -> Problem:
         """The problem of a model that holds the base's numbers and of the tuned numbers (prefix-free names).
 
         `reference="zero"` is P1's lottery test (fig. 4b): what is not in the region is 0 instead of the base's number.
         """
+        if reference not in ("base", "zero"):
+            raise InputError(f"the reference is 'base' or 'zero', found {reference!r}")
         names = parameter_names(model)
         chosen = Scope.select(scope, {name: tuple(parameter.shape) for name, parameter in names.items()})
         missing = [n for n in chosen.shapes if tuple(tuned.shapes.get(n, ())) != chosen.shapes[n]]
@@ -66,22 +73,26 @@ class Problem:
         parameters = {name: names[name] for name in chosen.shapes}
         start, delta = {}, {}
         for name, parameter in parameters.items():
-            after = as_torch(tuned.flat(name)).view_as(parameter).to(parameter)
-            start[name] = parameter.detach().clone() if reference == "base" else torch.zeros_like(parameter)
-            delta[name] = after - start[name]
+            wide = torch.promote_types(parameter.dtype, torch.float32)
+            nothing = torch.zeros((), dtype=wide, device=parameter.device).expand_as(parameter)  # takes no memory
+            start[name] = parameter.detach().to(wide, copy=True) if reference == "base" else nothing
+            # as_torch copies, so that the subtraction can take place there.
+            delta[name] = as_torch(tuned.flat(name)).view(parameter.shape).to(start[name]).sub_(start[name])
         original = None if reference == "base" else {name: p.detach().clone() for name, p in parameters.items()}
-        return cls(model, chosen, parameters, start, delta, original, steps, loss)
+        return cls(model, chosen, parameters, start, delta, original, steps, loss, processes)
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:
         """The model in eval mode with gradients for the scope alone; afterwards everything is as it was."""
-        was_training = self.model.training
+        was_training = {module: module.training for module in self.model.modules()}
         wanted = {p: p.requires_grad for p in self.model.parameters()}
+        gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         numbers = self.original if self.original is not None else self.reference
         self.model.eval()
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
         for parameter in self.parameters.values():
+            parameter.grad = None
             parameter.requires_grad_(True)
         try:
             yield
@@ -89,10 +100,11 @@ class Problem:
             with torch.no_grad():
                 for name, parameter in self.parameters.items():
                     parameter.copy_(numbers[name])
-                    parameter.grad = None
+                    parameter.grad = gradients[name]
             for parameter, grad in wanted.items():
                 parameter.requires_grad_(grad)
-            self.model.train(was_training)
+            for module, training in was_training.items():
+                module.training = training
 
     def backward(self, step: int) -> float:
         """Gradients of the mean loss of a step's rows at the model's present numbers; returns that loss."""
@@ -100,17 +112,64 @@ class Problem:
             parameter.grad = None
         total = 0.0
         for batch, share in self.steps(step):
-            loss = self.loss(self.model, batch) * share
+            loss = _checked(self.loss(self.model, batch)) * share
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
+        total = self.processes.sum_gradients(list(self.parameters.values()), total)
+        if not math.isfinite(total):
+            raise RunError(
+                f"the loss is {total} at step {step + 1}; at the first step look for such numbers in base, tuned and batches, "
+                "later use a smaller learning rate"
+            )
         return total
+
+    def movement(self, name: str) -> npt.NDArray[np.floating[Any]]:
+        """|delta| of one parameter."""
+        return as_numpy(self.delta[name].abs())
 
     @torch.no_grad()
     def put_on(self, region: Region) -> None:
         """The reference with tuned's numbers in the region: the grafted model."""
         for name, parameter in self.parameters.items():
-            parameter.copy_(self.reference[name])
+            reference, delta = self.reference[name], self.delta[name]
+            parameter.copy_(reference)
             at = region.sites.get(name)
             if at is not None:
-                places = torch.from_numpy(np.array(at, np.int64))
-                parameter.view(-1)[places] = (self.reference[name] + self.delta[name]).view(-1)[places]
+                places = torch.from_numpy(np.array(at, np.int64)).to(parameter.device)
+                numbers = reference.reshape(-1)[places] + delta.view(-1)[places]
+                parameter.view(-1)[places] = numbers.to(parameter.dtype)
+
+    @contextmanager
+    def all_of(self, tuned: Tensors) -> Iterator[None]:
+        """The model with every number of tuned, outside the scope too; afterwards it is as it was."""
+        names = parameter_names(self.model)
+        theirs = {name: p for name, p in names.items() if tuned.shapes.get(name) == tuple(p.shape)}
+        saved: dict[str, Tensor] = {}
+        with self.borrowed(), torch.no_grad():
+            try:
+                for name, parameter in theirs.items():
+                    numbers = as_torch(tuned.flat(name)).view(parameter.shape).to(parameter)
+                    if torch.equal(numbers, parameter):
+                        continue
+                    if name not in self.parameters:
+                        saved[name] = parameter.detach().clone()
+                    parameter.copy_(numbers)
+                yield
+            finally:
+                for name, numbers in saved.items():
+                    names[name].copy_(numbers)
+
+
+def _checked(loss: object) -> Tensor:
+    """One number that the scope's parameters had a part in."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise InputError(
+            f"loss(model, batch) must give a tensor of one number, found {found}; take the mean over the rows"
+        )
+    if not loss.requires_grad:
+        raise InputError(
+            "the loss does not depend on the scope's parameters: compute it from the model's output, with gradients on, "
+            "or choose another scope"
+        )
+    return loss.reshape(())

@@ -1,4 +1,4 @@
-"""Regions by sensitivity, from the base alone: the least sensitive entries (TaLoS, P2) and the most sensitive (FISH).
+"""Regions by sensitivity, from the base and a task's rows: the least sensitive entries (TaLoS, P2) and the most sensitive (FISH).
 
 TaLoS keeps the lowest share of the scope in rounds: after round r of R a share of density^(r/R) is left, and what was dropped
 stays dropped. While re-scoring, the weights of dropped entries count `damp` times in the forward pass: without that the
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -21,19 +22,20 @@ from skillgraft.live import parameter_names
 from skillgraft.localize.fisher import Labels, fisher_diagonal
 from skillgraft.localize.ranking import Ranking
 from skillgraft.readouts.readout import Encoded, Readout
-from skillgraft.region import Region, Scope
+from skillgraft.region import Indices, Region, Scope
 
 DENSITY, ROUNDS, DAMP = 0.1, 4, 0.1  # P2's
+Masks = Mapping[str, npt.NDArray[np.bool_]]
 OnRound = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Sensed:
-    """A region chosen by sensitivity, the last round's scores, and what there is to tell."""
+    """A region chosen from the base, what there is to tell, and the last round's sensitivities where they decided."""
 
     region: Region
-    fisher: Mapping[str, Tensor] = field(repr=False)
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    fisher: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
 
 def least_sensitive(
@@ -52,23 +54,24 @@ def least_sensitive(
     on_round: OnRound | None = None,
 ) -> Sensed:
     """TaLoS's region: exactly round(density · scope) entries; of equally sensitive ones the first by name and index."""
-    if not 0 < density <= 1 or not 0 < damp <= 1 or rounds < 1:
-        raise InputError(f"density and damp lie in (0, 1], rounds are at least 1; found {density}, {damp}, {rounds}")
-    parameters, chosen = _scope_of(model, scope)
+    if not 0 < damp <= 1 or rounds < 1:
+        raise InputError(f"damp lies in (0, 1], rounds are at least 1; found {damp}, {rounds}")
+    parameters, chosen = in_scope(model, scope)
+    share_of(chosen, density)
     rounds = 1 if damp == 1 else rounds
     kept = Region.full(chosen)
     fisher: dict[str, Tensor] = {}
     for number in range(1, rounds + 1):
-        with _damped(parameters, kept, damp):
+        with multiplied(parameters, {name: ~kept.mask(name) for name in parameters}, damp):
             fisher = fisher_diagonal(
                 model, readout, rows, parameters, labels=labels, samples=samples, seed=seed, batch_size=batch_size
             )
-        kept = _lowest(fisher, kept, max(1, round(density ** (number / rounds) * chosen.size)))
+        kept = lowest(fisher, kept, share_of(chosen, density ** (number / rounds)))
         if on_round:
             on_round(number, rounds)
     dead = sum(int((_at(fisher, name, at) == 0).sum()) for name, at in kept.sites.items())
     facts = {"rounds": rounds, "damp": damp, "insensitive_share": dead / len(kept), "rows": len(rows)}
-    return Sensed(kept, fisher, facts)
+    return Sensed(kept, facts, fisher)
 
 
 def most_sensitive(
@@ -84,48 +87,57 @@ def most_sensitive(
     batch_size: int = 32,
 ) -> Sensed:
     """FISH: the entries with the highest Fisher information."""
-    parameters, chosen = _scope_of(model, scope)
+    parameters, chosen = in_scope(model, scope)
+    count = share_of(chosen, density)
     fisher = fisher_diagonal(
         model, readout, rows, parameters, labels=labels, samples=samples, seed=seed, batch_size=batch_size
     )
-    count = max(1, round(density * chosen.size))
     scores = {name: total.numpy() for name, total in fisher.items()}
-    region = Ranking(chosen, scores, scores, most=count).top(count)
-    return Sensed(region, fisher, {"rows": len(rows)})
+    return Sensed(Ranking(chosen, scores, scores, most=count).top(count), {"rows": len(rows)}, fisher)
 
 
-def _scope_of(model: nn.Module, scope: str) -> tuple[dict[str, nn.Parameter], Scope]:
+def in_scope(model: nn.Module, scope: str) -> tuple[dict[str, nn.Parameter], Scope]:
+    """The model's parameters that a scope names, and the scope."""
     names = parameter_names(model)
     chosen = Scope.select(scope, {name: tuple(parameter.shape) for name, parameter in names.items()})
     return {name: names[name] for name in chosen.shapes}, chosen
 
 
-def _lowest(fisher: Mapping[str, Tensor], kept: Region, count: int) -> Region:
-    """The `count` least sensitive of the kept entries."""
-    scores, zeros = {}, {}
-    for name, total in fisher.items():
-        low = np.full(total.shape, -np.inf, np.float64)
-        at = kept.sites.get(name, np.empty(0, np.int64))
-        low.reshape(-1)[at] = -_at(fisher, name, at)
-        scores[name], zeros[name] = low, np.zeros(total.shape, np.float32)
-    return Ranking(kept.scope, scores, zeros, most=count).top(count)
+def share_of(scope: Scope, density: float) -> int:
+    """This share of a scope as a number of entries, at least one."""
+    if not 0 < density <= 1:
+        raise InputError(f"a density lies in (0, 1], found {density}")
+    return max(1, round(density * scope.size))
 
 
-def _at(fisher: Mapping[str, Tensor], name: str, at: Any) -> Any:
-    return fisher[name].reshape(-1).numpy()[at]
+def lowest(fisher: Mapping[str, Tensor], kept: Region, count: int) -> Region:
+    """The `count` least sensitive of the kept entries; of equally sensitive ones the first by name and index."""
+    scores = {name: _at(fisher, name, at) for name, at in kept.sites.items()}
+    joined = np.concatenate(list(scores.values()))
+    # Half of a scope can be asked for: a partition finds the edge without sorting all that is below it.
+    edge = np.partition(joined, count - 1)[count - 1]
+    chosen = joined < edge
+    chosen[np.flatnonzero(joined == edge)[: count - int(chosen.sum())]] = True
+    parts = np.split(chosen, np.cumsum([len(part) for part in scores.values()])[:-1])
+    return Region(kept.scope, {name: kept.sites[name][part] for name, part in zip(scores, parts, strict=True)})
+
+
+def _at(fisher: Mapping[str, Tensor], name: str, at: Indices) -> npt.NDArray[np.floating[Any]]:
+    numbers: npt.NDArray[np.floating[Any]] = fisher[name].reshape(-1).numpy()[at]
+    return numbers
 
 
 @contextmanager
-def _damped(parameters: Mapping[str, nn.Parameter], kept: Region, damp: float) -> Iterator[None]:
-    """The model with every dropped entry times `damp`; the exact old numbers come back."""
-    dropped = {name: ~torch.from_numpy(kept.mask(name)) for name in parameters}
-    saved = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+def multiplied(parameters: Mapping[str, nn.Parameter], masks: Masks, factor: float) -> Iterator[None]:
+    """The model with the masked entries times `factor`; the exact old numbers come back."""
+    places = {name: torch.from_numpy(mask) for name, mask in masks.items()}
+    saved = {name: parameters[name].detach()[place] for name, place in places.items()}
     try:
         with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter[dropped[name]] *= damp
+            for name, place in places.items():
+                parameters[name][place] *= factor
         yield
     finally:
         with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(saved[name])
+            for name, place in places.items():
+                parameters[name][place] = saved[name]

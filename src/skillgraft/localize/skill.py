@@ -4,43 +4,30 @@
     located.graft.info["scores"]["validation"]["graft"]["accuracy"]
 
 Everything about data and folders is checked before the model is loaded. Scores are those of the validation rows; the test
-rows are `evaluate`'s alone.
+rows are `evaluate`'s alone. Several processes share the rows of each step; with `out`, a killed search resumes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from skillgraft.checkpoint import Checkpoint, Tensors
-from skillgraft.errors import InputError
-from skillgraft.extraction import extract, open_tuned
+from skillgraft import atomic
+from skillgraft.errors import InputError, did_you_mean
 from skillgraft.graft import Graft
-from skillgraft.graft_file import load_region
-from skillgraft.live import grafted
-from skillgraft.localize.methods import Found, method
-from skillgraft.localize.problem import Problem, Reference, Step
-from skillgraft.localize.smallest import smallest_budget
-from skillgraft.measure.metrics import METRICS
-from skillgraft.measure.predict import by_length, predict
-from skillgraft.measure.predictions import Predictions
-from skillgraft.measure.summary import summary
-from skillgraft.movement import count_of, most_moved
-from skillgraft.readouts.loading import open_readouts
-from skillgraft.readouts.readout import Batch, Encoded, Readout, loss_of
-from skillgraft.region import Region, Scope
-from skillgraft.tasks import Task, load_task, training_split
-from skillgraft.training.batches import BatchOrder
-
-EMPTY = "empty"
-MOST = 0.1  # of the scope: beyond that a region is not small, and a search for the smallest gives up
+from skillgraft.graft_file import save
+from skillgraft.localize.curves import KINDS, NESTED, PAPER, Point, nested_curve, paper_curve
+from skillgraft.localize.how_many import HowMany
+from skillgraft.localize.methods import SEEDED, Found, method
+from skillgraft.localize.problem import EMPTY as EMPTY
+from skillgraft.localize.problem import Reference
+from skillgraft.localize.workplace import Rows as Rows
+from skillgraft.localize.workplace import Workplace, open_workplace
+from skillgraft.region import Region
+from skillgraft.tasks import Task
+from skillgraft.training.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -48,24 +35,7 @@ class Located:
     """What was found: the graft (with its scores in the provenance), and the scores of every density asked for."""
 
     graft: Graft
-    curve: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Which rows a search learns from, and how they are read. Defaults are P1's: batches of 1024, the true labels."""
-
-    shots: int | None = None
-    rows: int | None = None
-    seed: int = 0
-    batch_size: int = 1024
-    max_length: int | None = None
-    readout: str = "auto"
-    labels: str = "true"  # or "tuned": learn from what the tuned model says (P1 D.4)
-
-    def __post_init__(self) -> None:
-        if self.labels not in ("true", "tuned"):
-            raise InputError(f"labels are 'true' or 'tuned', found {self.labels!r}")
+    curve: tuple[Point, ...] = ()
 
 
 def localize_skill(
@@ -79,178 +49,102 @@ def localize_skill(
     budget: float | None = None,
     keep: float | None = None,
     densities: Sequence[float] = (),
+    curve: str = NESTED,
     reference: Reference = "base",
     data: Rows = Rows(),
+    out: str | Path | None = None,
+    command: str = "",
+    snapshot_seconds: float = 60.0,
     **options: Any,
 ) -> Located:
     """Localize one task's skill by the method `name`, whose own settings are `options`.
 
     `budget` takes that many entries; `keep` the fewest that keep this share of tuned's score; neither: γ > ½.
-    `start` is γ_base: a density, "empty", or a region file. `densities` are points of a curve over nested budgets.
+    `start` is γ_base: a density, "empty", or a region file. `densities` are points of a `curve`: over nested budgets of
+    this search, or as in the paper with a search for each. With `out` the graft is saved there; killed and called again
+    with the same arguments, the learned region's search then goes on where it was.
     """
-    if budget is not None and keep is not None:
-        raise InputError("give a budget or a share to keep, not both")
-    if keep is not None and not 0 < keep <= 1:
-        raise InputError(f"a share to keep lies between 0 and 1, found {keep}")
-    search = method(name)
-    with _workplace(base, tuned, task, scope, reference, data) as place:
-        begin = _start(start, place)
-        if name == "learned":
-            options.setdefault("score", place.score_now)
-        found = search(place.problem, begin, most=_most(place.problem.scope, budget, keep, densities), **options)
-        region = _region(found, place, budget, keep)
+    how_many, search = HowMany(budget, keep), method(name, options)
+    _check_curve(curve, name)
+    target = Path(out) if out is not None else None
+    if target is not None:
+        atomic.check_target(target)
+    if name in SEEDED:
+        options.setdefault("seed", data.seed)
+    with open_workplace(base, tuned, task, scope=scope, reference=reference, data=data) as place:
+        plan = _Search(place, name, options, reference, target, snapshot_seconds)
+        nested = densities if curve == NESTED else ()
+        most = how_many.most(place.problem.scope, nested)
+        begin = place.start(start)
+        found = search(place.problem, begin, most=most, **plan.settings(begin))
+        region = how_many.region(found, place.problem.scope, score=place.score, tuned=place.tuned_score)
         scores = place.scores(region)
-        curve = tuple(_point(found, place, density) for density in densities)
-    plain = {key: value for key, value in options.items() if not callable(value)}
-    asked = {"start": str(start), "budget": budget, "keep": keep, "scope": scope, "reference": reference}
-    recipe = {**asked, **asdict(data), **plain}
-    return Located(place.cut(region).with_info(method=name, recipe=recipe, scores={"validation": scores}), curve)
+        if curve == PAPER:
+            points = paper_curve(place, densities, plan.region, kept=plan.snapshot("curve", densities=densities))
+        else:
+            points = nested_curve(place, found, densities)
+        asked = {"start": str(start), "budget": budget, "keep": keep, "scope": scope, "reference": reference}
+        recipe = {**asked, **asdict(data), **plan.plain, **({"search": found.facts} if found.facts else {})}
+        graft = place.cut(region).with_info(
+            method=name, recipe=recipe, scores={"validation": scores}, command=command or None
+        )
+        if target is not None and place.problem.processes.is_main:
+            save(graft, target)
+            plan.clean_up()
+    return Located(graft, points)
 
 
 @dataclass(frozen=True, eq=False)
-class _Workplace:
-    """A loaded base with tuned's heads on it, the task's encoded rows, and the problem between base and tuned."""
+class _Search:
+    """How a method is run here, again and again in the same way, and where it is kept."""
 
-    source: Checkpoint
-    target: Tensors
-    whole: Graft
-    model: nn.Module
-    readout: Readout
-    train: Sequence[Encoded]
-    validation: Sequence[Encoded]
-    problem: Problem
+    place: Workplace
+    name: str
+    options: Mapping[str, Any]
+    reference: Reference
+    out: Path | None
+    snapshot_seconds: float
 
-    @cached_property
-    def judged(self) -> Sequence[Encoded]:
-        """The rows whose scores are told: validation, or training where there are none."""
-        return self.validation or self.train
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The options that a recipe can tell."""
+        return {key: value for key, value in self.options.items() if not callable(value)}
 
-    def score_now(self) -> float:
-        """The model as it stands, on training and validation rows: how steps of a search are compared (as P1 does)."""
-        return METRICS["score"](predict(self.model, self.readout, [*self.train, *self.validation]))
+    def settings(self, begin: Region, *, part: str = "") -> dict[str, Any]:
+        """The method's settings for a search from this start."""
+        if self.name != "learned":
+            return dict(self.options)
+        kept = {"snapshot": self.snapshot(part, start=begin.digest), "snapshot_seconds": self.snapshot_seconds}
+        return {"score": self.place.score_now, **kept, **self.options}
 
-    def said(self, region: Region) -> Predictions:
-        """What the base says with tuned's numbers in this region."""
-        with self.problem.borrowed():
-            self.problem.put_on(region)
-            return predict(self.model, self.readout, self.judged)
+    def region(self, begin: Region) -> Region:
+        """γ > ½ of a search from this start: a point of P1's curve."""
+        found: Found = method(self.name)(self.place.problem, begin, most=1, **self.settings(begin, part="point"))
+        return HowMany().region(found, self.place.problem.scope, score=self.place.score, tuned=self.place.tuned_score)
 
-    @cached_property
-    def base_said(self) -> Predictions:
-        return self.said(Region(self.problem.scope, {}))
+    def snapshot(self, part: str, **settings: Any) -> Snapshot | None:
+        """The file beside the output that this part of the work resumes from."""
+        if self.out is None:
+            return None
+        everything = {**self.place.identity, **self.plain, **settings}
+        everything |= {"scope": self.place.problem.scope.label, "reference": self.reference}
+        return Snapshot.beside(self._beside(part), everything)
 
-    @cached_property
-    def tuned_said(self) -> Predictions:
-        return self.said(Region.full(self.problem.scope))
+    def clean_up(self) -> None:
+        """Remove what a resumed run would need: the output is there."""
+        if self.out is not None:
+            for part in ("", "point", "curve"):
+                Snapshot.beside(self._beside(part), {}).delete()
 
-    def scores(self, region: Region) -> dict[str, Any]:
-        base, tuned = self.base_said, self.tuned_said
-        graft = summary(self.said(region), base=base, tuned=tuned)
-        return {"base": summary(base), "tuned": summary(tuned, base=base), "graft": graft}
+    def _beside(self, part: str) -> Path:
+        assert self.out is not None
+        return self.out.with_name(f"{self.out.name}.{part}") if part else self.out
 
-    def cut(self, region: Region) -> Graft:
-        """The graft of this region."""
-        return Graft(
-            region,
-            {name: self.source.flat(name)[at] for name, at in region.sites.items()},
-            {name: self.target.flat(name)[at] for name, at in region.sites.items()},
-            heads=self.whole.heads,
-            base_fingerprint=self.whole.base_fingerprint,
-            info=self.whole.info.updated(
-                task=self.readout.task.name,
-                labels=list(self.readout.task.labels) or None,
-                readout=dict(self.readout.settings),
-                outside_scope=None,
-            ),
+
+def _check_curve(curve: str, name: str) -> None:
+    if curve not in KINDS:
+        raise InputError(f"unknown curve {curve!r}; {did_you_mean(curve, KINDS)}")
+    if curve == PAPER and name != "learned":
+        raise InputError(
+            f"the paper's curve starts a learned region from each density; {name!r} has no start: ask for the nested curve"
         )
-
-
-@contextmanager
-def _workplace(
-    base: str | Path, tuned: str | Path, task: str | Path | Task, scope: str, reference: Reference, data: Rows
-) -> Iterator[_Workplace]:
-    """Open everything; data and folders are checked before the model is loaded."""
-    loaded = task if isinstance(task, Task) else load_task(task)
-    split = training_split(loaded, shots=data.shots, rows=data.rows, seed=data.seed)
-    whole = extract(base, tuned)
-    source = Checkpoint.open(base)
-    target = open_tuned(Path(tuned), source)
-    opened = open_readouts(base, [loaded], readout=data.readout, max_length=data.max_length)
-    readout = opened.readouts[0]
-    train, validation = readout.encode(split.train), readout.encode(split.validation)
-    heads_alone = whole & Region(whole.region.scope, {})
-    with grafted(opened.model, heads_alone):
-        if data.labels == "tuned":
-            with grafted(opened.model, whole.without_heads()):
-                train = _relabelled(opened.model, readout, train)
-        steps = _steps(readout, train, data.batch_size, data.seed)
-        problem = Problem.between(
-            opened.model, target, steps=steps, loss=_loss(readout), scope=scope, reference=reference
-        )
-        yield _Workplace(source, target, whole, opened.model, readout, train, validation, problem)
-
-
-def _steps(readout: Readout, rows: Sequence[Encoded], batch_size: int, seed: int) -> Callable[[int], Step]:
-    """All rows at every step when they fit, else the step's own share of shuffled epochs; in parts of like length."""
-    size = min(batch_size, len(rows))
-    order = BatchOrder([len(rows)], batch_size=size, steps=10_000, seed=seed)
-
-    def step(number: int) -> Step:
-        mine = rows if size == len(rows) else [rows[row] for row in order.step(number)[1].tolist()]
-        return [
-            (readout.collate([mine[place] for place in part]), len(part) / len(mine)) for part in by_length(mine, 64)
-        ]
-
-    return step
-
-
-def _loss(readout: Readout) -> Callable[[nn.Module, Batch], torch.Tensor]:
-    return lambda model, batch: loss_of(readout.scores(model, batch), batch["labels"])
-
-
-def _relabelled(model: nn.Module, readout: Readout, rows: Sequence[Encoded]) -> list[Encoded]:
-    said = predict(model, readout, rows).predicted
-    return [Encoded(row.inputs, int(label), row.length) for row, label in zip(rows, said, strict=True)]
-
-
-def _start(start: float | str | Path, place: _Workplace) -> Region:
-    scope = place.problem.scope
-    if start == EMPTY:
-        return Region(scope, {})
-    if isinstance(start, str | Path):
-        return load_region(start).within(scope)
-    return most_moved(place.source, place.target, scope, start)
-
-
-def _most(scope: Scope, budget: float | None, keep: float | None, densities: Sequence[float]) -> int:
-    """The largest budget that will be asked for."""
-    asked = [count_of(each, scope) for each in (budget, *densities) if each is not None]
-    return max([*asked, _largest(scope) if keep is not None else 1])
-
-
-def _largest(scope: Scope) -> int:
-    return max(1, int(MOST * scope.size))
-
-
-def _region(found: Found, place: _Workplace, budget: float | None, keep: float | None) -> Region:
-    scope = place.problem.scope
-    if budget is not None:
-        return found.ranking.top(count_of(budget, scope))
-    if keep is not None:
-        target = keep * METRICS["score"](place.tuned_said)
-        return found.ranking.top(
-            smallest_budget(
-                lambda count: METRICS["score"](place.said(found.ranking.top(count))),
-                target=target,
-                most=_largest(scope),
-            )
-        )
-    if found.region is None:
-        raise InputError("this method ranks entries but does not say how many: give a budget or a share to keep")
-    return found.region
-
-
-def _point(found: Found, place: _Workplace, density: float) -> dict[str, Any]:
-    count = count_of(density, place.problem.scope)
-    scores = summary(place.said(found.ranking.top(count)), base=place.base_said, tuned=place.tuned_said)
-    return {"density": density, "entries": count, **scores}

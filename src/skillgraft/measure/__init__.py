@@ -1,5 +1,6 @@
 """From predictions to numbers: metrics, intervals, comparisons between models, calibration. No model code here."""
 
+from skillgraft.measure.bounds import Bound, generalization_bound, log_all_regions
 from skillgraft.measure.calibration import (
     Histogram,
     Reliability,
@@ -21,16 +22,19 @@ from skillgraft.measure.comparisons import (
 from skillgraft.measure.intervals import Bootstrap, Estimate, interval, paired_difference, paired_ratio
 from skillgraft.measure.metrics import METRICS, Metric, calibration_error
 from skillgraft.measure.predictions import Predictions
+from skillgraft.measure.stability import Stability, stability
 from skillgraft.measure.summary import summary
 
 __all__ = [
     "METRICS",
     "Bootstrap",
+    "Bound",
     "Estimate",
     "Histogram",
     "Metric",
     "Predictions",
     "Reliability",
+    "Stability",
     "agreement",
     "at_temperature",
     "calibration_error",
@@ -38,13 +42,16 @@ __all__ = [
     "disentanglement_error",
     "fit_temperature",
     "function_localisation",
+    "generalization_bound",
     "interval",
+    "log_all_regions",
     "normalised_accuracy",
     "paired_difference",
     "paired_ratio",
     "relative_gain",
     "reliability",
     "share_kept",
+    "stability",
     "summary",
     "temperature_scaled",
     "train_test_gap",

@@ -57,6 +57,15 @@ def clip_images(model: nn.Module, batch: Batch) -> Tensor:
     return _projected(pretrained(model).get_image_features(pixel_values=batch["pixel_values"]))
 
 
+def first_token(model: nn.Module, batch: Batch) -> Tensor:
+    """The state that a vision transformer collects in its first token."""
+    states: Tensor = model(pixel_values=batch["pixel_values"]).last_hidden_state
+    if states.ndim != 3:
+        shape = list(states.shape)
+        raise InputError(f"expected a vision transformer's states (images, tokens, width), found {shape}; use linear")
+    return nn.functional.normalize(states[:, 0], dim=-1)
+
+
 def clip_scale(model: nn.Module) -> float:
     """By how much CLIP multiplies its cosines."""
     return float(pretrained(model).logit_scale.detach().exp())

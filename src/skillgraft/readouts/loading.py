@@ -26,6 +26,7 @@ from skillgraft.readouts.choice import plan_choice
 from skillgraft.readouts.linear import plan_linear
 from skillgraft.readouts.masked import plan_masked
 from skillgraft.readouts.plan import Options, Plan
+from skillgraft.readouts.prototypes import plan_prototypes
 from skillgraft.readouts.readout import Readout
 from skillgraft.readouts.source import Source
 from skillgraft.readouts.text_head import plan_text_head
@@ -38,6 +39,7 @@ READOUTS: Mapping[str, Callable[[Source, Sequence[Task], Options], Plan]] = {
     "choice": plan_choice,
     "linear": plan_linear,
     "text-head": plan_text_head,
+    "prototypes": plan_prototypes,
 }
 AUTO = "auto"
 

@@ -173,16 +173,6 @@ def _with_scores(artefact: Artefact) -> Artefact:
     return replace(artefact, scores=tell(artefact)) if tell else artefact
 
 
-def _recorded(graft: Graft, file: str) -> tuple[Scores, ...]:
-    """The scores that a graft carries, unless they may be another's: scaling and restricting a graft keep its provenance."""
-    derived = graft.scale != 1.0 or not {"rule", "forget"}.isdisjoint(graft.info.get("recipe", {}))
-    if derived and "scores" in graft.info:
-        raise _NotOurs(
-            "shown without its recorded scores: they may be those of a graft that it was made from; evaluate it for its own"
-        )
-    return printed.recorded(graft, file)
-
-
 def _model(folder: Path) -> tuple[str, ModelFolder]:
     source = Checkpoint.open(folder)
     members = [member for layer in Ledger.of(source).applied for member in layer.members]
@@ -238,6 +228,6 @@ _SCORES: Mapping[str, Callable[[Artefact], tuple[Scores, ...]]] = MappingProxyTy
     {
         "evaluation": lambda artefact: artefact.value,
         "localization": lambda artefact: (artefact.value.scores,),
-        "graft": lambda artefact: _recorded(artefact.value, Path(artefact.name).name),
+        "graft": lambda artefact: printed.recorded(artefact.value, Path(artefact.name).name),
     }
 )

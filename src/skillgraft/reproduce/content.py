@@ -30,30 +30,35 @@ def content_of(name: str, value: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def base_content(base: str) -> str:
-    """A model folder by its fingerprint and its small files; anything else (a hub name) by its name."""
+    """A model folder by its fingerprint and its small files."""
     folder = Path(base)
-    if not folder.is_dir() or not any(folder.glob("*.safetensors")):
-        return digest(
-            ["named", folder.name if folder.exists() else base, folder.stat().st_size if folder.is_file() else 0]
-        )
     small = sorted(file for file in folder.glob("*.json") if file.is_file())
     return digest([Checkpoint.open(folder).fingerprint, [[file.name, _bytes(file)] for file in small]])
 
 
 @lru_cache(maxsize=64)
-def millions_in_layers(base: str) -> float:
-    """The entries of a model's layers, in millions; for what is no model folder, those of a small encoder."""
-    try:
-        return Scope.select("layers", Checkpoint.open(base).shapes).size / 1e6
-    except InputError:
-        return 10.6
+def scope_of(base: str) -> Scope:
+    """The layers of a model folder, from its headers."""
+    return Scope.select("layers", Checkpoint.open(base).shapes)
+
+
+@lru_cache(maxsize=256)
+def task_of(name: str) -> Task:
+    """A task by its name or file, read once: recipes ask for it a thousand times."""
+    return load_task(name)
 
 
 @lru_cache(maxsize=256)
 def task_content(name: str) -> str:
-    """A task by its definition and the bytes of its sources; a public dataset by its name."""
-    task = load_task(name)
-    origin = origin_of(task)
+    """A task by its definition and the bytes of its sources; a public dataset by its name.
+
+    A task whose data are not here has a content too: its steps fail when they run, with the reason, and nothing is kept.
+    """
+    task = task_of(name)
+    try:
+        origin = origin_of(task)
+    except InputError:
+        return digest(["not here", task.name])
     sources = [*origin.train, *origin.test, *origin.validation]
     return digest([_plain(dataclasses.replace(task, data=origin, hub=None)), [_source(source) for source in sources]])
 

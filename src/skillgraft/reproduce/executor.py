@@ -60,6 +60,5 @@ def executor(jobs: int) -> Iterator[Executor]:
 
 
 def _share_cores(threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
+    """Runs first in a fresh process: torch reads this when a step loads it, and steps that need no torch do not wait for it."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)

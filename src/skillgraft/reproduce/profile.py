@@ -11,27 +11,60 @@ from types import MappingProxyType
 from typing import Any
 
 from skillgraft.errors import InputError, did_you_mean
-from skillgraft.tasks import load_task
+from skillgraft.reproduce.content import task_of
 from skillgraft.training.plan import Plan, p1_steps
+from skillgraft.training.plan import recipe as training_recipe
 
 
 @dataclass(frozen=True)
 class Profile:
-    """`tasks`, `shots` and `seeds` replace a recipe's own where they are given."""
+    """`tasks`, `shots`, `seeds`, `ood`, `controls` and `methods` replace a recipe's own where they are given.
+
+    `few` and `many` are what stands for P1's 64 and 4096 examples per class, `together` for the 4096 of each of several tasks.
+    `epochs` and `draws` go by shots: up to so many shots, so many epochs, and so many draws of training rows (seeds). P2 trains
+    on `rows` in natural proportion (None: all that do not validate) by the plan "p2", and looks at `judged_rows` validation
+    rows for every scale.
+    """
 
     base: str
     name: str = "cpu"
     tasks: tuple[str, ...] = ()
     shots: tuple[int, ...] = ()
     seeds: tuple[int, ...] = ()
+    ood: tuple[str, ...] = ()
+    controls: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
     readout: str = "auto"
+    few: int = 64
+    many: int = 4096
+    together: int = 4096
     max_length: int | None = 64
     test_rows: int | None = 1000
     plans: Mapping[str, Plan] = field(default_factory=dict)
-    epochs: Mapping[int, float] = field(default_factory=dict)  # up to so many shots: so many epochs
+    epochs: Mapping[int, float] = field(default_factory=dict)
+    draws: Mapping[int, int] = field(default_factory=dict)
     most_steps: int | None = None
     region_steps: int = 40
     region_rows: int = 256
+    rows: int | None = 1536
+    judged_rows: int = 200
+
+    def tasks_or(self, *own: str) -> tuple[str, ...]:
+        """The tasks that were asked for, or the recipe's own; results go by their names, so these must differ."""
+        chosen = self.tasks or own
+        names = [task_of(task).name for task in chosen]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InputError(f"two tasks are called {twice[0]!r}; call one of them something else")
+        return chosen
+
+    def shots_or(self, *own: str) -> tuple[int, ...]:
+        """The shots that were asked for, or the recipe's own, which it calls "few", "many" and "together"."""
+        return self.shots or tuple(dict.fromkeys(int(getattr(self, each)) for each in own))
+
+    def seeds_at(self, shots: int, *, least: int = 1) -> tuple[int, ...]:
+        """The seeds that were asked for, or as many as are drawn for so many shots."""
+        return self.seeds or tuple(range(max(least, _by_shots(self.draws, shots, 1))))
 
     def plan(self, optimizer: str, task: str, shots: int, *, seed: int, **changes: Any) -> Plan:
         """The plan of a run: the optimizer's, as long as the profile says for so many shots."""
@@ -43,28 +76,52 @@ class Profile:
         return plan.with_changes(steps=self._steps(task, shots, plan.batch_size), seed=seed, **changes)
 
     def _steps(self, task: str, shots: int, batch_size: int) -> int:
-        labels = max(1, len(load_task(task).labels))
+        labels = max(1, len(task_of(task).labels))
         if not self.epochs:
             return p1_steps(labels, shots)
-        epochs = next((many for most, many in sorted(self.epochs.items()) if shots <= most), min(self.epochs.values()))
-        return min(max(1, round(epochs * labels * shots / batch_size)), self.most_steps or 10**9)
+        epochs = _by_shots(self.epochs, shots, 1)
+        return int(min(max(1, round(epochs * labels * shots / batch_size)), self.most_steps or 10**9))
+
+    @property
+    def words(self) -> str:
+        """The profile in a line, as every result names it."""
+        tune = "P1's number of steps" if not self.epochs else f"{_listed(self.epochs)} epochs at most"
+        sizes = f"rows of {self.max_length or 'their full'} tokens, {self.test_rows or 'all'} test rows"
+        return f"Profile {self.name}: {sizes}, {tune}, regions in {self.region_steps} steps of {self.region_rows} rows."
+
+
+def _by_shots(numbers: Mapping[int, Any], shots: int, default: Any) -> Any:
+    """The number of the smallest limit that holds so many shots; beyond all limits that of the largest."""
+    limits = sorted(numbers)
+    fitting = [limit for limit in limits if shots <= limit] or limits[-1:]
+    return numbers[fitting[0]] if fitting else default
+
+
+def _listed(numbers: Mapping[int, float]) -> str:
+    return " or ".join(f"{number:g}" for number in dict.fromkeys(numbers.values()))
 
 
 _CPU = {
     "sgd": Plan(lr=0.02, batch_size=16, stop_at=0.99),
     "adamw": Plan(optimizer="adamw", lr=5e-5, weight_decay=0.0, batch_size=16, stop_at=0.99),
+    "p2": Plan(optimizer="adamw", lr=5e-5, weight_decay=0.0, batch_size=16, steps=250),
 }
 PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "cpu": {"plans": _CPU, "epochs": {64: 30, 4096: 15}, "max_length": 64, "test_rows": 1000},
+        "cpu": {"plans": _CPU, "many": 512, "together": 256, "epochs": {64: 30, 4096: 15}, "draws": {64: 2, 4096: 1}},
         "paper": {
-            "plans": {"sgd": Plan(), "adamw": Plan(optimizer="adamw", lr=1e-5, weight_decay=0.0)},
-            "max_length": None, "test_rows": None, "region_steps": 100, "region_rows": 1024,
+            "plans": {
+                "sgd": Plan(), "adamw": Plan(optimizer="adamw", lr=1e-5, weight_decay=0.0),
+                "p2": training_recipe("p2-vision").plan,
+            },
+            "rows": None,
+            "max_length": None, "test_rows": None, "region_steps": 100, "region_rows": 1024, "draws": {4096: 5},
         },
         "smoke": {
-            "plans": {name: plan.with_changes(stop_at=None, batch_size=4) for name, plan in _CPU.items()},
-            "epochs": {10**6: 1}, "most_steps": 3, "max_length": 16, "test_rows": 24, "region_steps": 2,
-            "region_rows": 8, "shots": (4,), "seeds": (0,),
+            "plans": {name: plan.with_changes(stop_at=None, batch_size=4, steps=3) for name, plan in _CPU.items()},
+            "rows": 16, "judged_rows": 12,
+            "few": 2, "many": 4, "together": 4, "epochs": {4096: 1}, "most_steps": 3, "max_length": 16, "test_rows": 24,
+            "region_steps": 2, "region_rows": 8,
         },
     }
 )  # fmt: skip

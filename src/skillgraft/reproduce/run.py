@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from skillgraft.errors import SkillgraftError
-from skillgraft.report.sheet import Result, markdown, save_result
-from skillgraft.reproduce.content import millions_in_layers
+from skillgraft.report.sheet import Result
+from skillgraft.reproduce.content import scope_of
 from skillgraft.reproduce.executor import Executor, InProcess
 from skillgraft.reproduce.jobs import SECONDS, job
 from skillgraft.reproduce.profile import Profile
 from skillgraft.reproduce.recipe import filled
 from skillgraft.reproduce.recipes import recipe
+from skillgraft.reproduce.samples import called
 from skillgraft.reproduce.step import Step, in_order
 from skillgraft.reproduce.store import Store
+from skillgraft.reproduce.writing import written
 from skillgraft.versions import versions
 
 OnStep = Callable[[Step, int, int], None]  # a step that ended, how many have, of how many
@@ -40,35 +42,31 @@ def reproduce(
     out: str | Path,
     executor: Executor | None = None,
     on_step: OnStep | None = None,
+    command: str = "",
 ) -> Result:
     """Run a recipe and write OUT/NAME.json, NAME.md and its figures."""
-    from skillgraft.report.figures import write_figure
-
     chosen = recipe(name)
+    scope_of(profile.base)  # what is no model folder is refused before any work
     place = Store(Path(store))
     drafts = list(chosen.draft(profile))
     failures = run((step for draft in drafts for step in draft.steps()), place, executor=executor, on_step=on_step)
     sheets = tuple(filled(draft, place, failures) for draft in drafts)
-    made = {"recipe": name, "paper": chosen.paper, "profile": _plain(asdict(profile)), "versions": versions()}
-    result = Result(name, chosen.title, sheets, chosen.notes, made)
-    target = Path(out)
-    target.mkdir(parents=True, exist_ok=True)
-    save_result(result, target / f"{name}.json")
-    (target / f"{name}.md").write_text(markdown(result), encoding="utf-8")
-    write_figure(result, target / f"{name}.html")
-    return result
+    about = {"recipe": name, "paper": chosen.paper, "profile": _plain(profile)}
+    made = {**about, "command": command, "versions": versions()}
+    result = Result(name, chosen.title, sheets, (*chosen.notes, profile.words), made)
+    return written(result, Path(out))
 
 
 def plan(names: Sequence[str], profile: Profile, *, store: str | Path) -> list[Planned]:
     """What would run, in order, and about how long it would take on two cores."""
     place = Store(Path(store))
-    entries = millions_in_layers(profile.base)
+    millions = scope_of(profile.base).size / 1e6
     steps = in_order(step for name in names for draft in recipe(name).draft(profile) for step in draft.steps())
-    return [Planned(step, place.has(step), _seconds(step, entries)) for step in steps]
+    return [Planned(step, place.has(step), _seconds(step, millions)) for step in steps]
 
 
-def _seconds(step: Step, entries: float) -> float:
-    return job(step.job).tokens(step.settings) * SECONDS * entries
+def _seconds(step: Step, millions: float) -> float:
+    return job(step.job).tokens(step.settings) * SECONDS * millions
 
 
 def run(
@@ -84,12 +82,11 @@ def run(
     failures: dict[str, str] = {}
     running: dict[Future[None], Step] = {}
     workers = executor or InProcess()
+    last: Step | None = None
     while waiting or running:
-        for step in [step for step in waiting if all(needed.key in ended for needed in step.needs.values())]:
-            if len(running) >= workers.slots:
-                break
+        for step in _ready(waiting, ended, last)[: workers.slots - len(running)]:
             waiting.remove(step)
-            running[workers.submit(perform, step, store.folder)] = step
+            running[workers.submit(perform, step, store.folder)] = last = step
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             step = running.pop(future)
             reason = _reason(future)
@@ -100,6 +97,13 @@ def run(
             if on_step:
                 on_step(step, len(steps) - len(waiting) - len(running), len(steps))
     return failures
+
+
+def _ready(waiting: Sequence[Step], ended: Set[str], last: Step | None) -> list[Step]:
+    """The steps that can run, in order, those on the last one's task first: what it loaded is still in memory."""
+    ready = [step for step in waiting if all(needed.key in ended for needed in step.needs.values())]
+    task = last.settings.get("task") if last else None
+    return sorted(ready, key=lambda step: step.settings.get("task") != task)
 
 
 def perform(step: Step, folder: Path) -> None:
@@ -132,5 +136,7 @@ def _without_those_that_need(step: Step, waiting: list[Step], failures: dict[str
     return left
 
 
-def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if name != "base"} | {"base": Path(found["base"]).name}
+def _plain(profile: Profile) -> dict[str, Any]:
+    """The profile without this machine's folders."""
+    tasks = {name: [called(task) for task in getattr(profile, name)] for name in ("tasks", "ood", "controls")}
+    return {**asdict(profile), "base": Path(profile.base).name, **tasks}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from skillgraft.reproduce.content import content_of, digest
@@ -38,12 +39,15 @@ class Step:
     @property
     def title(self) -> str:
         """A few words for people: the job and what tells it from its neighbours."""
-        said = [
-            str(self.settings.get(name))
-            for name in ("task", "tasks", "name", "budget", "seed")
-            if name in self.settings
+        facts = {**self.settings.get("data", {}), **self.settings}
+        tasks = [Path(task).stem for task in (*facts.get("tasks", ()), facts.get("task", "")) if task]
+        words = [
+            str(facts[name]) for name in ("name", "budget", "density", "scale", "checkpoint", "split") if name in facts
         ]
-        return " ".join([self.job, *said])
+        counts = [f"{facts['shots']} shots"] if facts.get("shots") else []
+        counts += [f"seed {facts['seed']}"] if "seed" in facts else []
+        roles = [f"of {role}" for role in self.needs]
+        return " ".join([self.job, *tasks, *words, *counts, *roles])
 
 
 def in_order(wanted: Iterable[Step]) -> list[Step]:

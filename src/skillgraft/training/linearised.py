@@ -66,6 +66,9 @@ def _expanded(
     model: nn.Module, readout: Readout, batch: Batch, start: Numbers, direction: Numbers
 ) -> tuple[Tensor, Tensor]:
     """f(x; start) and J(x; start) · direction, in one pass."""
+    if not start:  # a graft without entries has no direction
+        value = readout.scores(model, batch)
+        return value, torch.zeros_like(value)
     scored = _Scored(model, readout)
 
     def scores(parameters: dict[str, Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from skillgraft.errors import RunError
+from skillgraft.errors import InputError, RunError
 from skillgraft.measure.metrics import METRICS
 from skillgraft.measure.predict import on_device, predict
 from skillgraft.readouts.readout import Batch, Encoded, Readout
@@ -144,6 +144,11 @@ class _Run:
             with self.accelerator.autocast():
                 values = self.scores(self.model, course.readout, batch)
                 lost = nn.functional.cross_entropy(values.float(), batch["labels"], reduction="sum") / len(rows)
+            if not lost.requires_grad:
+                raise InputError(
+                    f"nothing that trains has a part in the scores of {course.readout.task.name!r}: "
+                    "the region lies in parameters that its readout does not run (another tower of the model)"
+                )
             lost.backward()  # type: ignore[no-untyped-call]
             loss += float(lost.detach())
         return loss

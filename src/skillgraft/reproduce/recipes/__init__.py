@@ -1,4 +1,4 @@
-"""Every table and figure of both papers, by name."""
+"""Every table and figure of both papers, by name. A new file of recipes is one more name in FILES."""
 
 from __future__ import annotations
 
@@ -7,9 +7,32 @@ from types import MappingProxyType
 
 from skillgraft.errors import InputError, did_you_mean
 from skillgraft.reproduce.recipe import Recipe
-from skillgraft.reproduce.recipes import localization
+from skillgraft.reproduce.recipes import (
+    arithmetic,
+    calibration,
+    continual,
+    generalization,
+    localization,
+    multitask,
+    regions,
+    talos,
+    talos_regions,
+    transfer,
+)
 
-RECIPES: Mapping[str, Recipe] = MappingProxyType({**localization.RECIPES})
+FILES = (
+    localization,
+    calibration,
+    transfer,
+    regions,
+    generalization,
+    multitask,
+    continual,
+    arithmetic,
+    talos,
+    talos_regions,
+)
+RECIPES: Mapping[str, Recipe] = MappingProxyType({name: one for file in FILES for name, one in file.RECIPES.items()})
 
 
 def recipe(name: str) -> Recipe:

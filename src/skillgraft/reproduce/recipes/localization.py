@@ -1,85 +1,231 @@
-"""P1 §3: sparse regions that keep a skill (table 2, figure 2)."""
+"""P1 §3 and B.2, B.5: sparse regions keep a skill, however the model was tuned (tables 2, 5, 9; figures 2 to 5)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
-from skillgraft.reproduce import formulas, parts
-from skillgraft.reproduce.papers import paper
+from skillgraft.reproduce import formulas as f
+from skillgraft.reproduce.drafts import Column, Columns, curve, table
 from skillgraft.reproduce.profile import Profile
-from skillgraft.reproduce.recipe import Draft, Recipe, Wanted
+from skillgraft.reproduce.recipe import Draft, Recipe
+from skillgraft.reproduce.samples import Ask, Model, Sample, base, called, drawn, draws, graft, says, tuned, tuned_by
 from skillgraft.reproduce.step import Step
 
 SENTENCES = ("sst2", "cr", "mr", "mpqa", "trec", "ag_news", "subj")
 PAIRS = ("qnli", "snli", "mnli", "rte", "mrpc", "qqp")
+AVERAGES = {"average of single sentences": SENTENCES, "average of pairs": PAIRS}
 DENSITIES = (1e-5, 1e-4, 1e-3, 1e-2)
+BIAS_SHARES = (0.01, 0.1, 0.3, 0.5, 1.0)
+TICKETS = (0.1, 0.3, 0.5, 0.7, 0.9)
+MOST, AS_LONG_AS = 50_000, 4096  # examples per class (B.2); tuning takes as many steps as for so many
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"SGD": {}, "AdamW": {"optimizer": "adamw"}, "AdamW + L1": {"optimizer": "adamw", "l1": 1e-3}}
+)
+DENSITY_LINES: Mapping[str, Any] = MappingProxyType({"rows_are": "density", "log_x": True, "values_are": "score"})
+
+
+def kept(model: Model) -> dict[str, Column]:
+    """The columns of table 2: base, tuned and a graft, and how the graft compares with both."""
+    return {
+        "majority": (f.majority, says(base)),
+        "base": (f.score, says(base)),
+        "tuned": (f.score, says(tuned)),
+        "tuned ECE": (f.ece, says(tuned)),
+        "tuned + temperature ECE": (f.tempered_ece, says(tuned), says(tuned, split="validation")),
+        "graft": (f.score, says(model)),
+        "graft ECE": (f.ece, says(model)),
+        "agreement": (f.agree, says(model), says(tuned)),
+        "share kept": (f.kept, says(model), says(tuned)),
+        "relative gain": (f.gain, says(model), says(tuned), says(base)),
+    }
 
 
 def table2(profile: Profile) -> Sequence[Draft]:
-    """Base, tuned and graft of every task: score, ECE, agreement, share kept, relative gain."""
-    tasks = profile.tasks or SENTENCES + PAIRS
-    return [_kept_skills(profile, tasks, shots) for shots in profile.shots or (64, 4096)]
+    """Base, tuned and graft of every task at both numbers of shots."""
+    return _kept_skills(profile, "table2", density=1e-4)
 
 
-def _kept_skills(profile: Profile, tasks: Sequence[str], shots: int) -> Draft:
-    cells: dict[tuple[str, str], Wanted | str] = {}
-    for task in tasks:
-        base = parts.said(profile, task)
-        runs = [_tuned_and_graft(profile, task, shots, seed) for seed in profile.seeds or (0,)]
-        full, graft = ([run[place] for run in runs] for place in (0, 1))
-        table = f"table2-{shots}"
-        cells[task, "majority"] = Wanted.of(formulas.majority, base)
-        cells[task, "base"] = Wanted.of(formulas.score, base)
-        for name, formula, samples in (
-            ("tuned", formulas.score, [(f,) for f in full]),
-            ("tuned ECE", formulas.ece, [(f,) for f in full]),
-            ("graft", formulas.score, [(g,) for g in graft]),
-            ("graft ECE", formulas.ece, [(g,) for g in graft]),
-            ("agreement", formulas.agree, list(zip(graft, full, strict=True))),
-            ("share kept", formulas.kept, list(zip(graft, full, strict=True))),
-            ("relative gain", formulas.gain, [(g, f, base) for g, f in zip(graft, full, strict=True)]),
-        ):
-            cells[task, name] = Wanted(formula, tuple(samples), paper(table, task, name))
-    return Draft(f"{shots} examples per class, density 1e-4", cells, rows_are="task")
+def table9(profile: Profile) -> Sequence[Draft]:
+    """The same with label words after a causal model's prompt, at 0.05 %."""
+    return _kept_skills(replace(profile, readout="causal"), "table9", density=5e-4)
 
 
-def _tuned_and_graft(profile: Profile, task: str, shots: int, seed: int) -> tuple[Step, Step]:
-    model = parts.tuned(profile, task, shots=shots, seed=seed)
-    graft = parts.graft(profile, model, task, shots=shots, seed=seed, budget=1e-4)
-    return parts.said(profile, task, tuned=model), parts.said(profile, task, graft=graft)
+def _kept_skills(profile: Profile, name: str, *, density: float) -> list[Draft]:
+    tasks = profile.tasks_or(*SENTENCES, *PAIRS)
+    columns = kept(graft(density, start=1e-5))
+    return [
+        table(
+            f"{shots} examples per class, density {density:g}",
+            drawn(profile, tasks, shots),
+            columns,
+            averages=AVERAGES,
+            rows_are="task",
+        ).beside(f"{name}-{64 if shots <= 64 else 4096}")
+        for shots in profile.shots_or("few", "many")
+    ]
+
+
+def table5(profile: Profile) -> Sequence[Draft]:
+    """All rows instead of a few: larger grafts of models tuned on up to 50,000 examples per class."""
+    tasks = profile.tasks_or("sentiment", "ag_news", "qnli", "snli")
+    samples = drawn(profile, tasks, AS_LONG_AS)
+    rows = {task: [replace(sample, most=MOST) for sample in some] for task, some in samples.items()}
+    columns: dict[str, Column] = {"majority": (f.majority, says(base)), "base": (f.score, says(base))}
+    sizes = {f"graft {100 * density:g} %": _longer(density, profile) for density in (3e-4, 6e-4, 1.2e-3)}
+    for name, model in {"tuned": tuned, **sizes}.items():
+        columns |= {name: (f.score, says(model)), f"{name} ECE": (f.ece, says(model))}
+    notes = ("All rows, at most 50,000 per class; a twentieth validates. Regions take ten times the steps.",)
+    return [table("all training rows", rows, columns, rows_are="task", notes=notes).beside("table5")]
+
+
+def _longer(density: float, profile: Profile) -> Model:
+    return graft(density, steps=10 * profile.region_steps)
 
 
 def fig2(profile: Profile) -> Sequence[Draft]:
     """Score against density for learned regions (γ_base = the top of each density), movement and random ones."""
-    return [
-        _against_density(profile, task, shots)
-        for task in profile.tasks or ("sst2", "qnli")
-        for shots in profile.shots or (4096,)
-    ]
+
+    def at(density: float) -> Columns:
+        ways: dict[str, Model] = {
+            "learned": _from_top(density),
+            "learned, nested from 1e-05": lambda sample: {"graft": nested(sample, density)},
+            "movement": _by("movement", density),
+            "random": _by("random", density),
+        }
+        return _scores({**ways, "tuned": tuned, "base": base})
+
+    return _over_density(profile, at)
 
 
-def _against_density(profile: Profile, task: str, shots: int) -> Draft:
-    cells: dict[tuple[str, str], Wanted | str] = {}
-    seeds = profile.seeds or (0,)
-    models = [parts.tuned(profile, task, shots=shots, seed=seed) for seed in seeds]
-    for density in DENSITIES:
-        for name in ("learned", "movement", "random"):
-            options: dict[str, Any] = {"start": density} if name == "learned" else {}
-            grafts = [
-                parts.graft(profile, model, task, shots=shots, seed=seed, name=name, budget=density, **options)
-                for model, seed in zip(models, seeds, strict=True)
-            ]
-            samples = tuple((parts.said(profile, task, graft=graft),) for graft in grafts)
-            cells[f"{density:g}", name] = Wanted(formulas.score, samples)
-        cells[f"{density:g}", "tuned"] = Wanted(
-            formulas.score, tuple((parts.said(profile, task, tuned=m),) for m in models)
+def nested(sample: Sample, density: float) -> Step:
+    """A budget of the one search from γ_base = 1e-5 that all nested budgets share."""
+    settings = sample.graft(start=1e-5).settings
+    search = {key: settings[key] for key in ("base", "task", "data", "start", "steps")}
+    shared = Step("nested", {**search, "budgets": list(DENSITIES)}, {"tuned": sample.tuned()})
+    return Step("pick", {"budget": density}, {"nested": shared})
+
+
+def fig3(profile: Profile) -> Sequence[Draft]:
+    """A linear head on the first token against the profile's own readout (a prompt, or a text head)."""
+    readouts = {f"{profile.readout} readout": profile, "linear head": replace(profile, readout="linear")}
+
+    def at(density: float) -> Columns:
+        models = {"graft": _from_top(density), "tuned": tuned, "base": base}
+        return {
+            f"{name}, {readout}": (f.score, _under(asked, says(model)))
+            for readout, asked in readouts.items()
+            for name, model in models.items()
+        }
+
+    return _over_density(profile, at)
+
+
+def _under(profile: Profile, ask: Ask) -> Ask:
+    """The same question with everything made and asked under another profile."""
+    return lambda sample: ask(replace(sample, profile=profile))
+
+
+def fig4(profile: Profile) -> Sequence[Draft]:
+    """(a) grafts of biases alone; (b) lottery tickets: what is not in the region is 0 instead of the base's number."""
+    return [*_bias_grafts(profile), *_tickets(profile)]
+
+
+def _bias_grafts(profile: Profile) -> list[Draft]:
+    def at(share: float) -> Columns:
+        biases: dict[str, Any] = {"scope": "biases"}
+        ways = {"learned biases": _from_top(share, **biases), "moved biases": _by("movement", share, **biases)}
+        return _scores({**ways, "tuned": tuned, "base": base})
+
+    return _over_density(
+        profile, at, BIAS_SHARES, title="(a) biases alone", rows_are="share of the biases", log_x=False
+    )
+
+
+def _tickets(profile: Profile) -> list[Draft]:
+    zero: dict[str, Any] = {"reference": "zero"}
+
+    def ticket(sample: Sample, **options: Any) -> dict[str, Any]:
+        return {"tuned": sample.tuned(), "ticket": sample.graft(**zero, **options)}
+
+    def at(density: float) -> Columns:
+        def largest(sample: Sample) -> dict[str, Any]:
+            return ticket(sample, name="movement", budget=density)
+
+        def learned(sample: Sample) -> dict[str, Any]:
+            return ticket(sample, **_top(density))
+
+        def learned_from_largest(sample: Sample) -> dict[str, Any]:
+            return ticket(sample, budget=density, start=largest(sample)["ticket"])
+
+        ways: dict[str, Model] = {
+            "learned from movement": learned,
+            "learned from magnitude": learned_from_largest,
+            "magnitude": largest,
+        }
+        return _scores({**ways, "tuned": tuned, "base": base})
+
+    return _over_density(profile, at, TICKETS, title="(b) lottery tickets", log_x=False)
+
+
+def fig5(profile: Profile) -> Sequence[Draft]:
+    """Grafts of models that SGD, AdamW, and AdamW with a pull towards the base have tuned."""
+
+    def at(density: float) -> Columns:
+        return _scores(
+            {
+                **{name: _from_top(density, changes) for name, changes in OPTIMIZERS.items()},
+                **{f"{name}, tuned": tuned_by(**changes) for name, changes in OPTIMIZERS.items()},
+                "base": base,
+            }
         )
-        cells[f"{density:g}", "base"] = Wanted.of(formulas.score, parts.said(profile, task))
-    return Draft(f"{task}, {shots} examples per class", cells, rows_are="density", look="lines", log_x=True)
+
+    return _over_density(profile, at)
+
+
+def _over_density(
+    profile: Profile,
+    at: Callable[[float], Columns],
+    points: Sequence[float] = DENSITIES,
+    *,
+    title: str = "",
+    **look: Any,
+) -> list[Draft]:
+    return [
+        curve(
+            f"{title + ': ' if title else ''}{called(task)}, {shots} examples per class",
+            draws(profile, task, shots), at, points, **{**DENSITY_LINES, **look},
+        )
+        for task in profile.tasks_or("sst2", "qnli")
+        for shots in profile.shots_or("many")
+    ]  # fmt: skip
+
+
+def _scores(models: Mapping[str, Model]) -> dict[str, Column]:
+    return {name: (f.score, says(model)) for name, model in models.items()}
+
+
+def _top(density: float) -> dict[str, Any]:
+    """P1's curves: γ_base is the top of each density itself."""
+    return {"budget": density, "start": density}
+
+
+def _from_top(density: float, changes: Mapping[str, Any] = MappingProxyType({}), **options: Any) -> Model:
+    return lambda sample: {"graft": sample.graft(sample.tuned(**changes), **_top(density), **options)}
+
+
+def _by(name: str, density: float, **options: Any) -> Model:
+    return lambda sample: {"graft": sample.graft(name=name, budget=density, **options)}
 
 
 RECIPES: Mapping[str, Recipe] = {
     "table2": Recipe("grafts keep the skill and are better calibrated", "P1 table 2", table2),
+    "table5": Recipe("grafts of models tuned on all rows", "P1 table 5", table5),
+    "table9": Recipe("grafts of causal models", "P1 table 9", table9),
     "fig2": Recipe("learned regions against movement and random ones", "P1 figure 2", fig2),
+    "fig3": Recipe("grafts of prompts and of linear heads", "P1 figure 3", fig3),
+    "fig4": Recipe("neither biases nor lottery tickets hold the skill", "P1 figure 4", fig4),
+    "fig5": Recipe("AdamW needs a pull towards the base", "P1 figure 5", fig5),
 }

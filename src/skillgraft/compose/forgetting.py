@@ -1,0 +1,100 @@
+"""Take one skill out of a model and leave the others: base − scale · delta (P2, task negation).
+
+The scale is the one with the lowest score on the target task among those at which every control task keeps `keep` of the
+base's score, all on validation rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skillgraft.compose.bench import Workbench, at_scale, scale_grid
+from skillgraft.compose.scales import POINTS
+from skillgraft.errors import InputError
+from skillgraft.graft import Graft
+from skillgraft.measure.metrics import METRICS
+from skillgraft.movement import Progress, silent
+
+# Scores are fractions of whole rows: 0.95 of 0.8 must count as kept by 0.76, whatever the last bit.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One scale: the tasks' scores there, and whether every control keeps enough."""
+
+    scale: float
+    scores: Mapping[str, float]
+    keeps: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return {"scale": self.scale, "scores": dict(self.scores), "keeps": self.keeps}
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """The negated graft, the scale that was chosen, and every scale that was tried; the first trial is the base."""
+
+    graft: Graft
+    chosen: Trial
+    trials: tuple[Trial, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        scores, base = dict(self.chosen.scores), dict(self.trials[0].scores)
+        points = [trial.as_json() for trial in self.trials]
+        return {"scale": self.chosen.scale, "scores": scores, "base": base, "points": points}
+
+
+def forget(
+    bench: Workbench,
+    graft: Graft,
+    *,
+    target: str,
+    controls: Sequence[str],
+    keep: float = 0.95,
+    points: int = POINTS,
+    most: float = 1.0,
+    or_base: bool = False,
+    progress: Progress = silent,
+) -> Forgotten:
+    """−scale · graft for the scale that lowers the target most; of equal ones the smallest.
+
+    Where no scale above 0 keeps the controls, or none of these lowers the target, that is an error which says what was found;
+    with `or_base` it is the base, at scale 0, as a table of measured methods has it.
+    """
+    if not 0 < keep <= 1:
+        raise InputError(f"the share of a control's score to keep lies above 0 and is at most 1, found {keep}")
+    if not controls or target in controls:
+        raise InputError(f"forgetting {target!r} needs control tasks other than itself, found {list(controls)}")
+    trials: list[Trial] = []
+    grid = scale_grid(points, most=most)
+    for number, scale in enumerate(grid, start=1):
+        said = bench.said(at_scale(graft, -scale), tasks=[target, *controls])
+        scores = {task: METRICS["score"](predictions) for task, predictions in said.items()}
+        base = trials[0].scores if trials else scores
+        trials.append(Trial(scale, scores, all(scores[task] >= keep * base[task] - _ROUNDING for task in controls)))
+        progress(number, len(grid))
+    chosen = min((trial for trial in trials if trial.keeps), key=lambda trial: (trial.scores[target], trial.scale))
+    if chosen.scale == 0.0 and not or_base:
+        raise InputError(_why_not(trials, target, controls, keep))
+    # The scores that the graft carries are its own, not those of what is made of it here.
+    return Forgotten(at_scale(graft, -chosen.scale).with_info(scores=None), chosen, tuple(trials))
+
+
+def _why_not(trials: Sequence[Trial], target: str, controls: Sequence[str], keep: float) -> str:
+    base = trials[0]
+    keeping = [trial for trial in trials[1:] if trial.keeps]
+    if keeping:
+        lowest = min(trial.scores[target] for trial in keeping)
+        return (
+            f"no scale lowers {target}: it scores {base.scores[target]:.4f} on the base and {lowest:.4f} at best among the "
+            f"{len(keeping)} scales that keep {keep:.0%} of the controls; use a graft that holds this skill"
+        )
+    first = trials[1]
+    scores = ", ".join(f"{task} {base.scores[task]:.4f} → {first.scores[task]:.4f}" for task in [target, *controls])
+    return (
+        f"no scale above 0 keeps {keep:.0%} of the controls' scores; at the smallest, {first.scale:g}: {scores}; try more "
+        "points, a smaller share to keep, or a sparser graft"
+    )

@@ -1,0 +1,171 @@
+"""Localize a skill in any torch model, with any loss on any batches: no task, no folder, no readout.
+
+    from skillgraft.localize import localize
+
+    graft = localize(base, tuned, batches, loss=lambda model, batch: model(**batch).loss, budget=1e-4)
+
+The base model is given back as it was, bit for bit. Refused: batches that can be gone through only once, a loss that is not
+one finite number, tuned numbers of other shapes or formats than the base's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from skillgraft.checkpoint import fingerprint
+from skillgraft.errors import InputError
+from skillgraft.graft import Graft
+from skillgraft.graft_file import load_region
+from skillgraft.live import grafted
+from skillgraft.localize.how_many import HowMany
+from skillgraft.localize.live_pair import LivePair, State
+from skillgraft.localize.methods import SEEDED
+from skillgraft.localize.methods import method as method_named
+from skillgraft.localize.problem import EMPTY, Loss, Problem, Reference, Step
+from skillgraft.movement import most_moved
+from skillgraft.region import Region, Scope
+from skillgraft.training.processes import Processes
+from skillgraft.training.snapshot import Snapshot
+from skillgraft.versions import versions
+
+Start = float | str | Path | Region
+
+
+def localize(
+    base: nn.Module | State,
+    tuned: nn.Module | State | str | Path,
+    batches: Iterable[Any],
+    *,
+    loss: Loss,
+    score: Callable[[nn.Module], float] | None = None,
+    budget: float | None = None,
+    keep: float | None = None,
+    method: str = "learned",
+    scope: str = "layers",
+    start: Start = 1e-5,
+    reference: Reference = "base",
+    batches_per_step: int | None = None,
+    seed: int = 0,
+    resume: str | Path | None = None,
+    **options: Any,
+) -> Graft:
+    """The graft of the region in which `tuned` keeps what `loss` measures (the learned region: P1 §2.3).
+
+    `loss(model, batch)` is the mean loss of a batch. `score(model)`, higher being better, compares the steps of a search and is
+    what `keep` keeps. A step takes all batches, or the next `batches_per_step`, each counting the same. `budget`, `keep`,
+    `start` (also a Region), `scope` and `options` are those of `localize_skill`. One of base and tuned may be a state dict, tuned
+    also a model folder. In a torch process group each process takes its share of a step's batches, which must come in one
+    order everywhere. Killed and called again with the same arguments, a search goes on from the file `resume`.
+    """
+    how_many, search = HowMany(budget, keep), method_named(method, options)
+    if keep is not None and score is None:
+        raise InputError("a share to keep is a share of a score: give score=, a function of the model")
+    pair, processes = LivePair.of(base, tuned), Processes.here()
+    settings = {"seed": seed, **options} if method in SEEDED else dict(options)
+    told = {"budget": budget, "keep": keep, "scope": scope, "start": str(start), "reference": reference}
+    told |= {"batches_per_step": batches_per_step, **{k: v for k, v in settings.items() if not callable(v)}}
+    with torch.random.fork_rng(), grafted(pair.model, pair.cut(Region(Scope.of(scope, {}), {}))):
+        steps = _Steps(batches, batches_per_step, seed, processes)
+        problem = Problem.between(
+            pair.model, pair.after, steps=steps, loss=loss, scope=scope, reference=reference, processes=processes
+        )
+        judge, begin = _Judge(problem, pair, score), _start(start, pair, problem.scope)
+        if method == "learned":
+            snapshot = _snapshot(resume, pair, {**told, "start": begin.digest, "processes": processes.count})
+            settings |= {"score": judge.now if score else None, "snapshot": snapshot}
+        found = search(problem, begin, most=how_many.most(problem.scope), **settings)
+        region = how_many.region(found, problem.scope, score=judge.score, tuned=judge.tuned_score)
+    if resume is not None and processes.is_main:
+        Path(resume).unlink(missing_ok=True)
+    return pair.cut(region).with_info(
+        method=method,
+        recipe={**told, **({"search": found.facts} if found.facts else {})},
+        outside_scope=pair.outside(problem.scope) or None,
+        versions=versions(),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Steps:
+    """The batches of each step: a pure function of the step wherever the batches' order is one of torch's seed."""
+
+    batches: Iterable[Any]
+    per_step: int | None
+    seed: int
+    processes: Processes
+
+    def __post_init__(self) -> None:
+        if isinstance(self.batches, Iterator) or not isinstance(self.batches, Iterable):
+            raise InputError(
+                f"batches are gone through at every step, and a {type(self.batches).__name__} can be only once: "
+                "give a list of batches or a DataLoader"
+            )
+        if self.per_step is not None and self.per_step < 1:
+            raise InputError(f"batches_per_step must be 1 or more, found {self.per_step}")
+
+    def __call__(self, step: int) -> Step:
+        size = min(self.per_step or self.count, self.count)
+        epoch, place = divmod(step, -(-self.count // size))
+        first, last = place * size, min(place * size + size, self.count)
+        torch.manual_seed(int(np.random.SeedSequence((self.seed, epoch)).generate_state(1)[0]))
+        mine = islice(self.batches, first + self.processes.index, last, self.processes.count)
+        return ((batch, 1.0 / (last - first)) for batch in mine)
+
+    @cached_property
+    def count(self) -> int:
+        try:
+            count = len(self.batches) if isinstance(self.batches, Sized) else sum(1 for _ in self.batches)
+        except TypeError:  # a DataLoader over a stream has a length that it does not tell
+            count = sum(1 for _ in self.batches)
+        if count == 0:
+            raise InputError("there are no batches to learn from; expected at least one")
+        return count
+
+
+@dataclass(frozen=True, eq=False)
+class _Judge:
+    """The caller's score of the model as it stands, of a region, and of all of tuned."""
+
+    problem: Problem
+    pair: LivePair
+    given: Callable[[nn.Module], float] | None
+
+    @torch.no_grad()
+    def now(self) -> float:
+        assert self.given is not None
+        return float(self.given(self.problem.model))
+
+    def score(self, region: Region) -> float:
+        with self.problem.borrowed():
+            self.problem.put_on(region)
+            return self.now()
+
+    def tuned_score(self) -> float:
+        with self.problem.all_of(self.pair.after):
+            return self.now()
+
+
+def _start(start: Start, pair: LivePair, scope: Scope) -> Region:
+    """γ_base: a density (or count) of the most moved entries, nothing ("empty"), a region, or its file."""
+    if isinstance(start, Region):
+        return start.within(scope)
+    if start == EMPTY:
+        return Region(scope, {})
+    if isinstance(start, str | Path):
+        return load_region(start).within(scope)
+    return most_moved(pair.before, pair.after, scope, start)
+
+
+def _snapshot(resume: str | Path | None, pair: LivePair, settings: dict[str, Any]) -> Snapshot | None:
+    if resume is None:
+        return None
+    return Snapshot.at(Path(resume), {**settings, "base": pair.fingerprint, "tuned": fingerprint(pair.after)})

@@ -1,0 +1,95 @@
+"""The pruning test against brute force: zero the entries in a fresh model, evaluate, divide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from skillgraft.errors import InputError
+from skillgraft.live import parameter_names
+from skillgraft.localize.fisher import fisher_diagonal
+from skillgraft.localize.pruning import pruning_sensitivity
+from skillgraft.localize.workplace import Rows
+from skillgraft.measure.predict import predict
+from skillgraft.names import in_layers
+from skillgraft.readouts import open_readouts
+from skillgraft.tasks import load_task, measured_split, training_split
+from tests.readouts import making
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pruning")
+    making.sentence_encoder(folder / "encoder")
+    task = making.write_films(folder)
+    (folder / "again.toml").write_text(
+        task.read_text().replace('name = "films"', 'name = "again"').replace("a good film", "a dull red house")
+    )
+    return folder
+
+
+def accuracy(said: Any) -> float:
+    return float((said.predicted == said.labels).mean())
+
+
+def by_hand(place: Path, found_on: str, scored_on: str, share: float) -> tuple[float, float]:
+    """Base's accuracy on `scored_on`, and that of a model without the least sensitive entries on `found_on`."""
+    tasks = {name: load_task(place / f"{name}.toml") for name in (found_on, scored_on)}
+    opened = open_readouts(place / "encoder", list(tasks.values()))
+    readouts = dict(zip(tasks, opened.readouts, strict=True))
+    parameters = {name: p for name, p in parameter_names(opened.model).items() if in_layers(name)}
+    finding = readouts[found_on].encode(training_split(tasks[found_on], rows=16, seed=2).train)
+    fisher = fisher_diagonal(opened.model, readouts[found_on], finding, parameters, seed=2)
+    scoring = readouts[scored_on].encode(measured_split(tasks[scored_on], "test", rows=30, seed=2))
+    base = accuracy(predict(opened.model, readouts[scored_on], scoring))
+    names = sorted(parameters)
+    flat = np.concatenate([fisher[name].numpy().reshape(-1) for name in names])
+    zeroed = np.argsort(flat, kind="stable")[: round(share * len(flat))]
+    low = 0
+    with torch.no_grad():
+        for name in names:
+            mine = zeroed[(zeroed >= low) & (zeroed < low + parameters[name].numel())] - low
+            parameters[name].view(-1)[torch.from_numpy(mine)] = 0.0
+            low += parameters[name].numel()
+    return base, accuracy(predict(opened.model, readouts[scored_on], scoring))
+
+
+def test_every_cell_is_what_a_pruned_model_scores(place: Path) -> None:
+    tasks = [place / "films.toml", place / "again.toml"]
+    seen: list[Any] = []
+    found = pruning_sensitivity(
+        place / "encoder", tasks, shares=(0.1, 0.8), rows=30, data=Rows(rows=16, seed=2),
+        on_task=lambda *step: seen.append(step),
+    )  # fmt: skip
+    assert seen == [(1, 2), (2, 2)]
+    changed = False
+    for one in ("films", "again"):
+        for other in ("films", "again"):
+            for share in (0.1, 0.8):
+                base, pruned = by_hand(place, one, other, share)
+                assert accuracy(found.base[other]) == base
+                assert found.ratios[one][other][share].value == pytest.approx(pruned / base)
+                changed |= pruned != base
+    assert changed, "a test in which pruning never matters shows nothing"
+    table = found.at(0.8)
+    assert table["films", "again"] == found.ratios["films"]["again"][0.8]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tasks": []}, "expected tasks with different names, found none"),
+        ({"tasks": ["films", "films"]}, "expected tasks with different names, found films, films"),
+        ({"tasks": ["films"], "shares": (0.1, 1.5)}, r"a density lies in \(0, 1\], found 1.5"),
+        ({"tasks": ["films"], "split": "dev"}, "split must be test"),
+        ({"tasks": ["films"], "found_on": ["film"]}, "found 'film'; did you mean 'films'"),
+    ],
+)
+def test_wrong_questions_are_refused(place: Path, settings: dict[str, Any], message: str) -> None:
+    tasks = [place / f"{name}.toml" for name in settings.pop("tasks")]
+    with pytest.raises(InputError, match=message):
+        pruning_sensitivity(place / "encoder", tasks, data=Rows(rows=8), **settings)

@@ -1,0 +1,75 @@
+"""Profiles: how long, how many, what replaces what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skillgraft.errors import InputError
+from skillgraft.reproduce.profile import PROFILES, profile
+from skillgraft.reproduce.samples import Sample, draws, ladder, sized
+
+
+def test_the_cpu_profile_trains_30_epochs_of_few_examples_and_15_of_many() -> None:
+    cpu = profile("cpu", base="b")
+    assert cpu.plan("sgd", "sst2", 64, seed=0).steps == 30 * 2 * 64 // 16
+    assert cpu.plan("sgd", "ag_news", 512, seed=0).steps == 15 * 4 * 512 // 16
+    assert cpu.plan("sgd", "sst2", 64, seed=3).stop_at == 0.99
+    assert (cpu.region_steps, cpu.region_rows, cpu.max_length, cpu.test_rows) == (40, 256, 64, 1000)
+
+
+def test_the_papers_profile_has_its_steps_and_batches() -> None:
+    paper = profile("paper", base="b")
+    assert paper.plan("sgd", "sst2", 64, seed=0).steps == 16 * 2 * 64
+    assert paper.plan("sgd", "sst2", 4096, seed=0).steps == 16 * 2 * 512
+    assert (paper.region_steps, paper.region_rows, paper.seeds_at(4096)) == (100, 1024, (0, 1, 2, 3, 4))
+
+
+def test_what_is_asked_for_replaces_the_recipes_own() -> None:
+    cpu = profile("cpu", base="b")
+    assert cpu.tasks_or("sst2") == ("sst2",)
+    assert cpu.shots_or("few", "many") == (64, 512)
+    assert (cpu.seeds_at(64), cpu.seeds_at(512)) == ((0, 1), (0,))
+    assert cpu.seeds_at(512, least=3) == (0, 1, 2)
+    asked = profile("cpu", base="b", tasks=("qnli",), shots=(16,), seeds=(7,), readout=None)
+    assert (asked.tasks_or("sst2"), asked.shots_or("many"), asked.seeds_at(16, least=3)) == (("qnli",), (16,), (7,))
+    assert asked.readout == "auto"
+
+
+def test_samples_are_one_for_each_seed_and_shots_grow_fourfold() -> None:
+    cpu = profile("cpu", base="b")
+    assert [(sample.seed, sample.shots) for sample in draws(cpu, "sst2", 64)] == [(0, 64), (1, 64)]
+    assert ladder(cpu) == (64, 256, 512)
+    assert ladder(profile("cpu", base="b", shots=(8, 9))) == (8, 9)
+
+
+def test_a_graft_of_a_ten_thousandth_starts_from_a_tenth_of_that() -> None:
+    assert sized(1e-4) == {"budget": 1e-4, "start": 1e-5}
+    assert sized(1e-3) == {"budget": 1e-3, "start": 1e-3}
+
+
+def test_a_re_trained_region_is_that_of_the_same_samples_graft(studio: Path) -> None:
+    sample = Sample(profile("cpu", base=str(studio / "bert")), "sst2", 64, 0)
+    graft = sample.graft(**sized(1e-4))
+    assert sample.tuned(only=graft).needs["only"].key == graft.key
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_profile_tells_itself_in_a_line(name: str) -> None:
+    words = profile(name, base="b").words
+    assert words.startswith(f"Profile {name}: ")
+    assert words.count("\n") == 0
+
+
+def test_what_is_unknown_is_refused() -> None:
+    with pytest.raises(InputError, match="unknown profile 'gpu'"):
+        profile("gpu", base="b")
+    with pytest.raises(InputError, match="has no optimizer 'adam'; did you mean 'adamw'"):
+        profile("cpu", base="b").plan("adam", "sst2", 64, seed=0)
+
+
+def test_two_tasks_of_one_name_are_refused(studio: Path) -> None:
+    films = str(studio / "films.toml")
+    with pytest.raises(InputError, match="two tasks are called 'films'"):
+        profile("cpu", base="b", tasks=(films, films)).tasks_or()
