@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +19,7 @@ MODULES = (
     "tasks.task", "tasks.task_file", "tasks.splits", "tasks.examples", "readouts.loading", "readouts.readout",
     "measure.predictions", "measure.evaluate", "measure.metrics", "measure.comparisons", "measure.calibration",
     "measure.intervals", "measure.summary", "measure.matrices", "training.plan", "training.finetune",
-    "localize.model", "localize.skill", "localize.from_base", "localize.methods", "localize.fisher",
+    "localize.any_model", "localize.skill", "localize.from_base", "localize.methods", "localize.fisher",
     "compose.rules", "compose.scales", "compose.forgetting", "compose.maps", "compose.multitask", "compose.continual",
     "report.sheet", "report.page", "reproduce.profile", "reproduce.step", "reproduce.run",
 )  # fmt: skip
@@ -85,6 +86,7 @@ def _signature(name: str, value: Any) -> list[str]:
         return [f"class {name}({value.__bases__[0].__name__})"]
     try:
         written = str(inspect.signature(value)).replace("'", "").replace("skillgraft.", "")
+        written = re.sub(r"<function (\w+) at 0x\w+>", r"\1", written)
     except ValueError:
         written = "(…)"
     prefix = "class " if inspect.isclass(value) else ""

@@ -258,7 +258,9 @@ def test_the_authors_start_is_drawn_again_and_not_kept(pair: Any) -> None:
         assert -10.0 <= float(s.min()) <= float(s.max()) <= -9.0
     first, second = list(soft.s.values())[:2]
     assert not torch.equal(first.view(-1)[:5], second.view(-1)[:5])
-    assert not torch.equal(SoftMask(problem, a_start(problem), init="uniform", seed=4).initial(next(iter(soft.s))), first)
+    assert not torch.equal(
+        SoftMask(problem, a_start(problem), init="uniform", seed=4).initial(next(iter(soft.s))), first
+    )
 
 
 @pytest.mark.parametrize("block", [7, 1 << 19])

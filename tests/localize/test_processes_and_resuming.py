@@ -18,7 +18,7 @@ from torch.multiprocessing.spawn import spawn
 from skillgraft import load
 from skillgraft.errors import InputError
 from skillgraft.localize import localize
-from skillgraft.localize.skill import localize_skill
+from skillgraft.localize.skill import Rows, localize_skill
 from skillgraft.measure.predict import predict
 from skillgraft.training.finetune import finetune
 from skillgraft.training.processes import Processes, _buckets
@@ -130,6 +130,45 @@ def test_every_part_of_the_work_resumes(place: Path, tuned: Path, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["g.safetensors"]
     with pytest.raises(InputError, match="exists already"):
         localize_skill(*three, **settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "first"),
+    [
+        ({}, 4),
+        ({"budget": 30}, 4),
+        ({"lr": 2e5}, 1),
+        ({"start": 1e-2}, 1),
+        ({"scope": "biases"}, 1),
+        ({"reference": "zero"}, 1),
+        ({"data": Rows(labels="tuned")}, 1),
+        ({"data": Rows(batch_size=20)}, 1),
+        ({"data": Rows(rows=40)}, 1),
+    ],
+)
+def test_only_a_search_with_the_same_settings_goes_on(
+    change: dict[str, Any],
+    first: int,
+    place: Path,  # noqa: F811
+    tuned: Path,
+    tmp_path: Path,
+) -> None:
+    """Whatever decides the search begins it anew; how many entries are cut from it does not."""
+    steps: list[int] = []
+
+    def stop(step: int, *_: Any) -> None:
+        steps.append(step)
+        if step == 3:
+            raise Killed
+
+    settings: dict[str, Any] = {"budget": 25, "steps": 4, "lr": 1e5, "snapshot_seconds": 0.0}
+    settings["out"] = tmp_path / "g.safetensors"
+    three = (place / "encoder", tuned, place / "films.toml")
+    with pytest.raises(Killed):
+        localize_skill(*three, on_step=stop, **settings)
+    steps.clear()
+    localize_skill(*three, on_step=lambda step, *_: steps.append(step), **{**settings, **change})
+    assert steps[0] == first
 
 
 def _work(index: int, folder: str) -> None:

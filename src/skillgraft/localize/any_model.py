@@ -24,20 +24,16 @@ from torch import nn
 from skillgraft.checkpoint import fingerprint
 from skillgraft.errors import InputError
 from skillgraft.graft import Graft
-from skillgraft.graft_file import load_region
 from skillgraft.live import grafted
 from skillgraft.localize.how_many import HowMany
 from skillgraft.localize.live_pair import LivePair, State
 from skillgraft.localize.methods import SEEDED
 from skillgraft.localize.methods import method as method_named
-from skillgraft.localize.problem import EMPTY, Loss, Problem, Reference, Step
-from skillgraft.movement import most_moved
+from skillgraft.localize.problem import Loss, Problem, Reference, Start, Step, starting_region
 from skillgraft.region import Region, Scope
 from skillgraft.training.processes import Processes
 from skillgraft.training.snapshot import Snapshot
 from skillgraft.versions import versions
-
-Start = float | str | Path | Region
 
 
 def localize(
@@ -56,6 +52,7 @@ def localize(
     batches_per_step: int | None = None,
     seed: int = 0,
     resume: str | Path | None = None,
+    snapshot_seconds: float = 60.0,
     **options: Any,
 ) -> Graft:
     """The graft of the region in which `tuned` keeps what `loss` measures (the learned region: P1 §2.3).
@@ -71,24 +68,25 @@ def localize(
         raise InputError("a share to keep is a share of a score: give score=, a function of the model")
     pair, processes = LivePair.of(base, tuned), Processes.here()
     settings = {"seed": seed, **options} if method in SEEDED else dict(options)
-    told = {"budget": budget, "keep": keep, "scope": scope, "start": str(start), "reference": reference}
-    told |= {"batches_per_step": batches_per_step, **{k: v for k, v in settings.items() if not callable(v)}}
+    decisive = {"scope": scope, "start": str(start), "reference": reference, "batches_per_step": batches_per_step}
+    decisive |= {key: value for key, value in settings.items() if not callable(value)}
     with torch.random.fork_rng(), grafted(pair.model, pair.cut(Region(Scope.of(scope, {}), {}))):
         steps = _Steps(batches, batches_per_step, seed, processes)
         problem = Problem.between(
             pair.model, pair.after, steps=steps, loss=loss, scope=scope, reference=reference, processes=processes
         )
-        judge, begin = _Judge(problem, pair, score), _start(start, pair, problem.scope)
+        judge, begin = _Judge(problem, pair, score), starting_region(start, pair.before, pair.after, problem.scope)
         if method == "learned":
-            snapshot = _snapshot(resume, pair, {**told, "start": begin.digest, "processes": processes.count})
-            settings |= {"score": judge.now if score else None, "snapshot": snapshot}
+            snapshot = _snapshot(resume, pair, {**decisive, "start": begin.digest, "processes": processes.count})
+            settings |= {"snapshot": snapshot, "snapshot_seconds": snapshot_seconds}
+            settings |= {"score": judge.now if score else None}
         found = search(problem, begin, most=how_many.most(problem.scope), **settings)
         region = how_many.region(found, problem.scope, score=judge.score, tuned=judge.tuned_score)
     if resume is not None and processes.is_main:
         Path(resume).unlink(missing_ok=True)
     return pair.cut(region).with_info(
         method=method,
-        recipe={**told, **({"search": found.facts} if found.facts else {})},
+        recipe={"budget": budget, "keep": keep, **decisive, **({"search": found.facts} if found.facts else {})},
         outside_scope=pair.outside(problem.scope) or None,
         versions=versions(),
     )
@@ -152,17 +150,6 @@ class _Judge:
     def tuned_score(self) -> float:
         with self.problem.all_of(self.pair.after):
             return self.now()
-
-
-def _start(start: Start, pair: LivePair, scope: Scope) -> Region:
-    """γ_base: a density (or count) of the most moved entries, nothing ("empty"), a region, or its file."""
-    if isinstance(start, Region):
-        return start.within(scope)
-    if start == EMPTY:
-        return Region(scope, {})
-    if isinstance(start, str | Path):
-        return load_region(start).within(scope)
-    return most_moved(pair.before, pair.after, scope, start)
 
 
 def _snapshot(resume: str | Path | None, pair: LivePair, settings: dict[str, Any]) -> Snapshot | None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 
 from skillgraft.checkpoint import Tensors
 from skillgraft.errors import InputError, RunError, listed
+from skillgraft.graft_file import load_region
 from skillgraft.live import as_numpy, as_torch, parameter_names
+from skillgraft.movement import most_moved
 from skillgraft.region import Region, Scope
 from skillgraft.training.processes import ALONE, Processes
 
@@ -26,6 +29,7 @@ Loss = Callable[[nn.Module, Any], Tensor]
 # One step's batches, each with its share of the step's rows. Of several processes each gives its own batches.
 Step = Iterable[tuple[Any, float]]
 Reference = Literal["base", "zero"]
+Start = float | str | Path | Region
 EMPTY = "empty"  # a γ_base without entries
 
 
@@ -158,6 +162,17 @@ class Problem:
             finally:
                 for name, numbers in saved.items():
                     names[name].copy_(numbers)
+
+
+def starting_region(start: Start, base: Tensors, tuned: Tensors, scope: Scope) -> Region:
+    """γ_base: a density (or count) of the most moved entries, nothing ("empty"), a region, or its file."""
+    if isinstance(start, Region):
+        return start.within(scope)
+    if start == EMPTY:
+        return Region(scope, {})
+    if isinstance(start, str | Path):
+        return load_region(start).within(scope)
+    return most_moved(base, tuned, scope, start)
 
 
 def _checked(loss: object) -> Tensor:

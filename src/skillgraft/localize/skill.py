@@ -22,7 +22,7 @@ from skillgraft.localize.curves import KINDS, NESTED, PAPER, Point, nested_curve
 from skillgraft.localize.how_many import HowMany
 from skillgraft.localize.methods import SEEDED, Found, method
 from skillgraft.localize.problem import EMPTY as EMPTY
-from skillgraft.localize.problem import Reference
+from skillgraft.localize.problem import Reference, Start
 from skillgraft.localize.workplace import Rows as Rows
 from skillgraft.localize.workplace import Workplace, open_workplace
 from skillgraft.region import Region
@@ -45,7 +45,7 @@ def localize_skill(
     *,
     name: str = "learned",
     scope: str = "layers",
-    start: float | str | Path = 1e-5,
+    start: Start = 1e-5,
     budget: float | None = None,
     keep: float | None = None,
     densities: Sequence[float] = (),

@@ -17,6 +17,7 @@ from typing import Any
 from skillgraft.errors import InputError
 from skillgraft.localize.how_many import HowMany
 from skillgraft.localize.methods import Found, method
+from skillgraft.localize.problem import Start
 from skillgraft.localize.workplace import Rows, Workplace, open_workplace
 from skillgraft.measure.summary import summary
 from skillgraft.movement import count_of
@@ -74,7 +75,7 @@ def track(
     densities: Sequence[float] = (1e-5, 1e-4, 1e-3),
     name: str = "learned",
     scope: str = "layers",
-    start: float | str | Path = 1e-5,
+    start: Start = 1e-5,
     data: Rows = Rows(),
     on_checkpoint: OnCheckpoint | None = None,
     **options: Any,
@@ -108,7 +109,7 @@ def own_regions(
     budget: float | None = None,
     name: str = "learned",
     scope: str = "layers",
-    start: float | str | Path = 1e-5,
+    start: Start = 1e-5,
     data: Rows = Rows(),
     on_checkpoint: OnCheckpoint | None = None,
     **options: Any,
@@ -129,7 +130,7 @@ def own_regions(
     )
 
 
-def _search(place: Workplace, name: str, start: float | str | Path, *, most: int, options: Mapping[str, Any]) -> Found:
+def _search(place: Workplace, name: str, start: Start, *, most: int, options: Mapping[str, Any]) -> Found:
     given = {"score": place.score_now, **options} if name == "learned" else options
     return method(name, options)(place.problem, place.start(start), most=most, **given)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,12 @@ from skillgraft.checkpoint import Checkpoint, Tensors, fingerprint, take
 from skillgraft.errors import InputError
 from skillgraft.extraction import extract, open_tuned
 from skillgraft.graft import Graft
-from skillgraft.graft_file import load_region
 from skillgraft.live import grafted
-from skillgraft.localize.problem import EMPTY, Problem, Reference, Step
+from skillgraft.localize.problem import Problem, Reference, Start, Step, starting_region
 from skillgraft.measure.metrics import METRICS
 from skillgraft.measure.predict import by_length, on_device
 from skillgraft.measure.predictions import Predictions
 from skillgraft.measure.summary import summary
-from skillgraft.movement import most_moved
 from skillgraft.readouts.loading import open_readouts
 from skillgraft.readouts.readout import Batch, Encoded, Readout, loss_of
 from skillgraft.region import Region
@@ -65,12 +63,11 @@ class Workplace:
     source: Checkpoint
     target: Tensors
     heads: Graft  # tuned's heads and provenance, no entries
+    data: Rows
     split: Split
     readout: Readout
     judged: Sequence[Encoded]  # the rows whose scores are told: validation, or training where there are none
-    compared: Sequence[
-        Encoded
-    ]  # the rows by which steps of a search are compared: training and validation (as P1 does)
+    compared: Sequence[Encoded]  # the rows by which steps of a search are compared: training and validation, as in P1
     problem: Problem
 
     @property
@@ -84,19 +81,15 @@ class Workplace:
             "base": self.source.fingerprint,
             "tuned": fingerprint(self.target),
             "heads": self.heads.digest,
+            "data": asdict(self.data),
             "rows": (self.split.train.digest, self.split.validation.digest),
             "readout": dict(self.readout.settings),
             "processes": self.problem.processes.count,
         }
 
-    def start(self, start: float | str | Path) -> Region:
-        """γ_base: a density (or count) of the most moved entries, nothing ("empty"), or a region file."""
-        scope = self.problem.scope
-        if start == EMPTY:
-            return Region(scope, {})
-        if isinstance(start, str | Path):
-            return load_region(start).within(scope)
-        return most_moved(self.source, self.target, scope, start)
+    def start(self, start: Start) -> Region:
+        """γ_base: a density (or count) of the most moved entries, nothing ("empty"), a region, or its file."""
+        return starting_region(start, self.source, self.target, self.problem.scope)
 
     def score_now(self) -> float:
         """The score of the model as it stands on the compared rows."""
@@ -182,8 +175,10 @@ def open_workplace(
             reference=reference,
             processes=processes,
         )
-        place = Workplace(source, target, heads, split, readout, validation or train, [*train, *validation], problem)
-        yield _relabelled(place, data) if data.labels == "tuned" else place
+        place = Workplace(
+            source, target, heads, data, split, readout, validation or train, [*train, *validation], problem
+        )
+        yield _relabelled(place) if data.labels == "tuned" else place
 
 
 def _steps(readout: Readout, rows: Sequence[Encoded], data: Rows, processes: Processes) -> Callable[[int], Step]:
@@ -207,10 +202,10 @@ def _loss(readout: Readout, device: torch.device) -> Callable[[nn.Module, Batch]
     return loss
 
 
-def _relabelled(place: Workplace, data: Rows) -> Workplace:
+def _relabelled(place: Workplace) -> Workplace:
     """The same place, learning from what tuned says; what is told is still measured by the true labels."""
     with place.problem.all_of(place.target):
         said = place._said(place.compared).predicted
     compared = [Encoded(row.inputs, int(label), row.length) for row, label in zip(place.compared, said, strict=True)]
-    steps = _steps(place.readout, compared[: len(place.split.train)], data, place.problem.processes)
+    steps = _steps(place.readout, compared[: len(place.split.train)], place.data, place.problem.processes)
     return replace(place, compared=compared, problem=replace(place.problem, steps=steps))

@@ -19,7 +19,6 @@ from typing import Any
 from skillgraft import graft_file, strict_json
 from skillgraft.checkpoint import Checkpoint
 from skillgraft.errors import InputError, SkillgraftError
-from skillgraft.graft import Graft
 from skillgraft.ledger import LEDGER, Ledger
 from skillgraft.measure.predictions import Predictions
 from skillgraft.provenance import Info
