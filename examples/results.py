@@ -27,7 +27,7 @@ from skillgraft.reproduce.step import Step
 
 ROOT = Path(__file__).parent.parent
 STORE, RESULTS, PAGE = ROOT / "results" / "store", ROOT / "docs" / "results", ROOT / "docs" / "results.md"
-LISTS = ("tasks", "shots", "seeds")
+LISTS = ("tasks", "shots", "seeds", "ood", "controls", "methods")
 ABOUT = ("id", "recipe", "base", "profile", "comment", "text", "heading")
 
 
@@ -62,7 +62,7 @@ def section(part: Mapping[str, Any]) -> str:
         return f"## {part['heading']}" + (f"\n\n{part['comment'].strip()}" if "comment" in part else "")
     found = RESULTS / part["id"] / f"{part['recipe']}.json"
     if not found.exists():
-        return f"### {part['id']}\n\nNot measured yet."
+        return f"### {part['id']}\n\nNot measured yet: `{command(part)}`."
     table = markdown(load_result(found), level=3).strip()
     heading, _, rest = table.partition("\n")
     pieces = [heading, f"`{command(part)}`", part.get("comment", "").strip(), rest.strip()]
