@@ -5,7 +5,7 @@ Law: equal content of all inputs gives an equal key, and an equal key the same a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -64,10 +64,3 @@ def _visit(step: Step, found: dict[str, Step]) -> None:
     for needed in step.needs.values():
         _visit(needed, found)
     found[step.key] = step
-
-
-def depth_first(step: Step) -> Iterator[Step]:
-    """A step and everything below it."""
-    yield step
-    for needed in step.needs.values():
-        yield from depth_first(needed)
