@@ -1,6 +1,6 @@
 """Measure everything that docs/results.md shows, or go on where an earlier run was interrupted.
 
-    SKILLGRAFT_DATA=… python examples/results.py [--only ID …] [--write]
+    SKILLGRAFT_DATA=… python examples/results.py [--only ID …] [--jobs 2] [--write]
 
 examples/results.toml says what. Models and grafts are kept in results/store, tables and figures in docs/results/ID, and
 docs/results.md is put together from those that are there. `--write` puts it together without measuring anything.
@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from models import package_folder
 
 from skillgraft.report.sheet import load_result, markdown
+from skillgraft.reproduce.executor import Executor, executor
 from skillgraft.reproduce.profile import Profile, profile
 from skillgraft.reproduce.run import reproduce
 from skillgraft.reproduce.step import Step
@@ -45,9 +46,9 @@ def profile_of(part: Mapping[str, Any]) -> Profile:
     return profile(part.get("profile", "cpu"), base=base_folder(part["base"]), **changes)
 
 
-def measure(part: Mapping[str, Any]) -> None:
+def measure(part: Mapping[str, Any], workers: Executor) -> None:
     print(f"{time.strftime('%H:%M:%S')} {part['id']}", file=sys.stderr, flush=True)
-    reproduce(part["recipe"], profile_of(part), store=STORE, out=RESULTS / part["id"], on_step=_said)
+    reproduce(part["recipe"], profile_of(part), store=STORE, out=RESULTS / part["id"], executor=workers, on_step=_said)
 
 
 def _said(step: Step, done: int, total: int) -> None:
@@ -82,13 +83,15 @@ def command(part: Mapping[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", nargs="*", default=[], help="ids of examples/results.toml")
+    parser.add_argument("--jobs", type=int, default=1, help="steps that run side by side")
     parser.add_argument("--write", action="store_true", help="put the page together from what is there")
     asked = parser.parse_args()
     parts = tomllib.loads((ROOT / "examples" / "results.toml").read_text(encoding="utf-8"))["part"]
     if not asked.write:
-        for part in parts:
-            if "recipe" in part and (not asked.only or part["id"] in asked.only):
-                measure(part)
+        with executor(asked.jobs) as workers:
+            for part in parts:
+                if "recipe" in part and (not asked.only or part["id"] in asked.only):
+                    measure(part, workers)
     PAGE.write_text("\n\n".join(section(part) for part in parts) + "\n", encoding="utf-8")
 
 

@@ -74,8 +74,14 @@ def test_the_region_keeps_what_the_loss_measures(pair: Pair, batches: Any) -> No
         assert accuracy(base) > 0.9
     recipe = graft.info["recipe"]
     assert (recipe["budget"], recipe["steps"], recipe["scope"]) == (20, 10, "all")
-    assert [look[0] for look in recipe["search"]["looks"]] == [4, 8, 10]
+    assert recipe["search"]["looks"] == [], "a budget takes the last step's order: nothing to compare"
     assert [step for step, _ in recipe["search"]["losses"]] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("asked", [{}, {"budget": 20, "patience": 99}])
+def test_steps_are_compared_where_that_decides_something(pair: Pair, batches: Any, asked: dict[str, Any]) -> None:
+    recipe = localize(*pair, batches, score=accuracy, **asked, **FEW).info["recipe"]
+    assert [look[0] for look in recipe["search"]["looks"]] == [4, 8, 10]
 
 
 def test_the_base_is_left_bit_for_bit(pair: Pair, batches: Any) -> None:
@@ -194,7 +200,7 @@ def test_a_search_that_was_stopped_goes_on_with_the_same_bits(pair: Pair, batche
         return on_step
 
     seen: list[int] = []
-    settings = {**FEW, "score": accuracy, "budget": 12, "look_every": 3, "snapshot_seconds": 0.0}
+    settings = {**FEW, "score": accuracy, "look_every": 3, "snapshot_seconds": 0.0}
     straight = localize(*pair, batches, **settings)
     settings["resume"] = tmp_path / "search.resume"
     for last in (4, 7):
@@ -257,7 +263,7 @@ def nan_loss(model: nn.Module, batch: Any) -> Tensor:
         ({"loss": lambda model, batch: model(batch[0])}, InputError, r"one number, found shape \[16, 2\]"),
         ({"loss": lambda *_: 0.5}, InputError, "one number, found float"),
         ({"loss": lambda *_: torch.ones(())}, InputError, "does not depend on the scope's parameters"),
-        ({"score": lambda _: float("nan")}, RunError, "the score is nan at step"),
+        ({"score": lambda _: float("nan"), "budget": None}, RunError, "the score is nan at step"),
         ({"keep": 0.9, "budget": None}, InputError, "give score="),
         ({"keep": 0.9}, InputError, "not both"),
         ({"method": "lerned"}, InputError, "did you mean 'learned'"),

@@ -14,8 +14,9 @@ from skillgraft.reproduce.samples import Sample, draws, ladder, sized
 def test_the_cpu_profile_trains_30_epochs_of_few_examples_and_15_of_many() -> None:
     cpu = profile("cpu", base="b")
     assert cpu.plan("sgd", "sst2", 64, seed=0).steps == 30 * 2 * 64 // 16
-    assert cpu.plan("sgd", "ag_news", 512, seed=0).steps == 15 * 4 * 512 // 16
-    assert cpu.plan("sgd", "sst2", 64, seed=3).stop_at == 0.99
+    assert cpu.plan("sgd", "sst2", 512, seed=0).steps == 15 * 2 * 512 // 16 == 960
+    assert cpu.plan("sgd", "ag_news", 512, seed=0).steps == 960, "15 epochs would be 1920 steps"
+    assert "30 or 15 epochs at most and 960 steps at most" in cpu.words
     assert (cpu.region_steps, cpu.region_rows, cpu.max_length, cpu.test_rows) == (40, 256, 64, 1000)
 
 

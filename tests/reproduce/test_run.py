@@ -125,6 +125,23 @@ def test_at_least_one_job() -> None:
         pass
 
 
+PROGRAM = """
+import torch
+from skillgraft.reproduce.executor import executor
+
+if __name__ == "__main__":
+    with executor(64) as workers:
+        print(workers.submit(torch.get_num_threads).result())
+"""
+
+
+def test_a_program_that_loads_torch_itself_shares_the_cores_too(tmp_path: Path) -> None:
+    """Its worker processes have loaded torch before they learn how many threads are theirs."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    told = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert told.stdout == "1\n"
+
+
 def started(store: Store, *names: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.reproduce.toys", str(store.folder), *names]
     return subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True)

@@ -79,7 +79,8 @@ def localize(
         if method == "learned":
             snapshot = _snapshot(resume, pair, {**decisive, "start": begin.digest, "processes": processes.count})
             settings |= {"snapshot": snapshot, "snapshot_seconds": snapshot_seconds}
-            settings |= {"score": judge.now if score else None}
+            compare = score is not None and (how_many.is_own or bool(options.get("patience")))
+            settings |= {"score": judge.now if compare else None}
         found = search(problem, begin, most=how_many.most(problem.scope), **settings)
         region = how_many.region(found, problem.scope, score=judge.score, tuned=judge.tuned_score)
     if resume is not None and processes.is_main:

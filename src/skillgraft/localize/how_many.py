@@ -27,6 +27,11 @@ class HowMany:
         if self.keep is not None and not 0 < self.keep <= 1:
             raise InputError(f"a share to keep lies between 0 and 1, found {self.keep}")
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the method itself says how many: γ > ½ of its best step."""
+        return self.budget is None and self.keep is None
+
     def most(self, scope: Scope, densities: Iterable[float] = ()) -> int:
         """The largest budget that a ranking will be asked for; `densities` are asked for as well."""
         asked = [count_of(each, scope) for each in (self.budget, *densities) if each is not None]

@@ -76,7 +76,7 @@ def localize_skill(
         nested = densities if curve == NESTED else ()
         most = how_many.most(place.problem.scope, nested)
         begin = place.start(start)
-        found = search(place.problem, begin, most=most, **plan.settings(begin))
+        found = search(place.problem, begin, most=most, **plan.settings(begin, compare=how_many.is_own))
         region = how_many.region(found, place.problem.scope, score=place.score, tuned=place.tuned_score)
         scores = place.scores(region)
         if curve == PAPER:
@@ -110,12 +110,13 @@ class _Search:
         """The options that a recipe can tell."""
         return {key: value for key, value in self.options.items() if not callable(value)}
 
-    def settings(self, begin: Region, *, part: str = "") -> dict[str, Any]:
-        """The method's settings for a search from this start."""
+    def settings(self, begin: Region, *, part: str = "", compare: bool = True) -> dict[str, Any]:
+        """The method's settings for a search from this start. Steps are compared only where that decides something."""
         if self.name != "learned":
             return dict(self.options)
         kept = {"snapshot": self.snapshot(part, start=begin.digest), "snapshot_seconds": self.snapshot_seconds}
-        return {"score": self.place.score_now, **kept, **self.options}
+        score = self.place.score_now if compare or self.options.get("patience") else None
+        return {"score": score, **kept, **self.options}
 
     def region(self, begin: Region) -> Region:
         """γ > ½ of a search from this start: a point of P1's curve."""

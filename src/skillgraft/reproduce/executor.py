@@ -5,6 +5,7 @@ run the same steps (a cluster) is one small class.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -62,3 +63,5 @@ def executor(jobs: int) -> Iterator[Executor]:
 def _share_cores(threads: int) -> None:
     """Runs first in a fresh process: torch reads this when a step loads it, and steps that need no torch do not wait for it."""
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+    if "torch" in sys.modules:  # the program itself loads it, so it was read already
+        sys.modules["torch"].set_num_threads(threads)

@@ -98,7 +98,11 @@ class Series:
         """The store of grafts once this task is learned."""
         *before, last = self.upto(task)
         earlier = {"before": self.store(before[-1])} if before else {}
-        return Step("learn", self._learning(last), {"tuned": self.alone(last), "region": self.region(last), **earlier})
+        return Step(
+            "learn",
+            self._learning(last, optimizer="inside"),
+            {"tuned": self.alone(last), "region": self.region(last), **earlier},
+        )
 
     def naive_says(self, task: str, after: str) -> Step:
         """What the model that was tuned on all tasks up to `after` says about one of them; heads are the task's own."""
@@ -115,7 +119,7 @@ class Series:
     def _sample(self, task: str) -> Sample:
         return Sample(self.profile, task, self.shots, self.seed)
 
-    def _learning(self, task: str) -> dict[str, Any]:
-        """How a task is trained after others: as it is on its own."""
-        same = self.alone(task).settings
+    def _learning(self, task: str, **changes: Any) -> dict[str, Any]:
+        """How a task is trained after others: as it is on its own, but for changes."""
+        same = self._sample(task).tuned(**changes).settings
         return {"task": task, **{key: value for key, value in same.items() if key != "tasks"}}

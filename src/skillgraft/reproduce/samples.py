@@ -108,7 +108,7 @@ def graft(density: float = DENSITY, **options: Any) -> Model:
 
 def retrained_at(density: float) -> Model:
     """Trained again from the base, inside the region of the graft alone (P1 table 1)."""
-    return lambda sample: {"tuned": sample.tuned(only=sample.graft(**sized(density)))}
+    return lambda sample: {"tuned": sample.tuned(optimizer="inside", only=sample.graft(**sized(density)))}
 
 
 retrained = retrained_at(DENSITY)

@@ -23,7 +23,7 @@ from skillgraft.errors import InputError
 from skillgraft.readouts.loading import open_readouts
 from skillgraft.region import Region
 from skillgraft.tasks import Task, load_task, training_split
-from skillgraft.training.loop import Course, _Run
+from skillgraft.training.loop import Course, Run
 from skillgraft.training.methods import prepare
 from skillgraft.training.plan import Plan
 from skillgraft.training.tensor_memory import TensorMemory
@@ -102,11 +102,11 @@ def step_costs(
     )
 
 
-def _run(model: nn.Module, courses: Sequence[Course], way: Way, steps: int) -> _Run:
+def _run(model: nn.Module, courses: Sequence[Course], way: Way, steps: int) -> Run:
     trainables, scores, _ = prepare(model, way.plan, only=way.only)
     plan = way.plan.with_changes(steps=steps)
     accelerator = Accelerator(cpu=next(model.parameters()).device.type == "cpu")
-    return _Run(model, courses, plan, trainables, accelerator, scores)
+    return Run(model, courses, plan, trainables, accelerator, scores)
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:

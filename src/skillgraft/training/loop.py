@@ -59,7 +59,7 @@ def train(
     checkpoint_every: int | None = None,
 ) -> Progress:
     """Train in place. With a snapshot, a run that was killed goes on where it was and ends with the same numbers."""
-    run = _Run(model, tuple(courses), plan, trainables, accelerator, scores)
+    run = Run(model, tuple(courses), plan, trainables, accelerator, scores)
     progress = (snapshot.load(trainables.tensors, run.optimizer) if snapshot else None) or Progress()
     trainables.after_step()
     saved = time.monotonic()
@@ -88,7 +88,7 @@ def make_optimizer(plan: Plan, tensors: Mapping[str, nn.Parameter]) -> torch.opt
     return torch.optim.SGD(parameters, lr=plan.lr, weight_decay=plan.weight_decay, momentum=plan.momentum)
 
 
-class _Run:
+class Run:
     """What stays the same from step to step."""
 
     def __init__(
