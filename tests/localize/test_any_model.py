@@ -78,6 +78,17 @@ def test_the_region_keeps_what_the_loss_measures(pair: Pair, batches: Any) -> No
     assert [step for step, _ in recipe["search"]["losses"]] == list(range(1, 11))
 
 
+def test_small_steps_take_one_batch_each(pair: Pair, batches: Any) -> None:
+    taken: list[int] = []
+
+    def counted(model: Any, batch: Any) -> Any:
+        taken.append(len(batch[0]))
+        return loss(model, batch)
+
+    localize(*pair, batches, loss=counted, method="budgeted", scope="all", budget=20, steps=6)
+    assert taken == [16] * 6, "a step of the learned region would take both"
+
+
 @pytest.mark.parametrize("asked", [{}, {"budget": 20, "patience": 99}])
 def test_steps_are_compared_where_that_decides_something(pair: Pair, batches: Any, asked: dict[str, Any]) -> None:
     recipe = localize(*pair, batches, score=accuracy, **asked, **FEW).info["recipe"]

@@ -72,6 +72,13 @@ def test_keep_finds_a_small_region_that_keeps_the_share(place: Path, tuned: Path
     assert len(located.graft) < 0.1 * located.graft.region.scope.size
 
 
+@pytest.mark.parametrize(("given", "taken"), [({}, 24), ({"batch_size": 5}, 5)])
+def test_small_steps_take_few_rows(place: Path, tuned: Path, given: dict[str, int], taken: int) -> None:  # noqa: F811
+    asked: dict[str, Any] = {"name": "budgeted", "budget": 0.02, "steps": 3, "data": Rows(**given)}
+    located = localize_skill(place / "encoder", tuned, place / "films.toml", **asked)
+    assert located.graft.info["recipe"]["batch_size"] == taken
+
+
 def test_a_linear_head_is_on_while_its_region_is_learned(place: Path, tmp_path: Path) -> None:  # noqa: F811
     finetune(
         place / "masked", [place / "films.toml"], tmp_path / "t", plan=QUICK.with_changes(steps=100), readout="linear"

@@ -48,7 +48,7 @@ def run(
     scope: Annotated[str | None, typer.Option(help="layers, biases, all, or a name pattern.")] = None,
     mask_steps: Annotated[int | None, typer.Option(help="Steps on the mask (100).")] = None,
     mask_lr: Annotated[float | None, typer.Option(help="Learning rate of the mask (1e7).")] = None,
-    mask_batch_size: Annotated[int, typer.Option(help="Rows of one step on the mask.")] = 1024,
+    mask_batch_size: Annotated[int | None, typer.Option(help="Rows of one step on the mask (1024).")] = None,
     readout: ReadoutName = "auto",
     max_length: MaxLength = None,
     json: Json = False,

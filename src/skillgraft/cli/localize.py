@@ -55,7 +55,7 @@ def run(
     shots: Shots = None,
     rows: Annotated[int | None, typer.Option(help="Rows to learn from, in natural proportion.")] = None,
     seed: Seed = 0,
-    batch_size: Annotated[int, typer.Option(help="Rows of one step on the mask.")] = 1024,
+    batch_size: Annotated[int | None, typer.Option(help="Rows of one step (1024; budgeted: 24).")] = None,
     readout: ReadoutName = "auto",
     max_length: MaxLength = None,
     snapshot_seconds: Annotated[float, typer.Option(hidden=True)] = 60.0,

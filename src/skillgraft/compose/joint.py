@@ -116,7 +116,7 @@ class Joint:
             return predict(self.model, self.readouts[task], self.validation[task] or self.train[task])
 
     def _steps(self, tasks: Sequence[str]) -> Callable[[int], Step]:
-        """A step holds rows of every task, at most `batch_size` of each; every task counts the same."""
+        """A step holds rows of every task, at most `step_rows` of each; every task counts the same."""
         orders = {task: self._order(task) for task in tasks}
 
         def step(number: int) -> Step:
@@ -133,7 +133,7 @@ class Joint:
 
     def _order(self, task: str) -> BatchOrder | None:
         """Which rows each step sees; None where all of them fit."""
-        count, size = len(self.train[task]), self.data.batch_size
+        count, size = len(self.train[task]), self.data.step_rows
         return None if count <= size else BatchOrder([count], batch_size=size, steps=10_000, seed=self.data.seed)
 
     def _batch(self, task: str, rows: Sequence[Encoded]) -> Batch:

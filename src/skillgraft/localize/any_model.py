@@ -27,7 +27,7 @@ from skillgraft.graft import Graft
 from skillgraft.live import grafted
 from skillgraft.localize.how_many import HowMany
 from skillgraft.localize.live_pair import LivePair, State
-from skillgraft.localize.methods import SEEDED
+from skillgraft.localize.methods import SEEDED, STEP_ROWS
 from skillgraft.localize.methods import method as method_named
 from skillgraft.localize.problem import Loss, Problem, Reference, Start, Step, starting_region
 from skillgraft.region import Region, Scope
@@ -58,12 +58,14 @@ def localize(
     """The graft of the region in which `tuned` keeps what `loss` measures (the learned region: P1 §2.3).
 
     `loss(model, batch)` is the mean loss of a batch. `score(model)`, higher being better, compares the steps of a search and is
-    what `keep` keeps. A step takes all batches, or the next `batches_per_step`, each counting the same. `budget`, `keep`,
-    `start` (also a Region), `scope` and `options` are those of `localize_skill`. One of base and tuned may be a state dict, tuned
-    also a model folder. In a torch process group each process takes its share of a step's batches, which must come in one
-    order everywhere. Killed and called again with the same arguments, a search goes on from the file `resume`.
+    what `keep` keeps. A step takes all batches ("budgeted": one), or the next `batches_per_step`, each counting the same.
+    `budget`, `keep`, `start` (also a Region), `scope` and `options` are those of `localize_skill`. One of base and tuned may
+    be a state dict, tuned also a model folder. In a torch process group each process takes its share of a step's batches,
+    which must come in one order everywhere. Killed and called again with the same arguments, a search goes on from `resume`.
     """
     how_many, search = HowMany(budget, keep), method_named(method, options)
+    if batches_per_step is None and method in STEP_ROWS:
+        batches_per_step = 1
     if keep is not None and score is None:
         raise InputError("a share to keep is a share of a score: give score=, a function of the model")
     pair, processes = LivePair.of(base, tuned), Processes.here()

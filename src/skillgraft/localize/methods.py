@@ -17,7 +17,7 @@ import torch
 
 from skillgraft.errors import InputError, did_you_mean
 from skillgraft.live import as_numpy
-from skillgraft.localize.budgeted import learn_within_budget
+from skillgraft.localize.budgeted import ROWS, learn_within_budget
 from skillgraft.localize.learned import learn
 from skillgraft.localize.problem import Problem
 from skillgraft.localize.ranking import Array, Ranking
@@ -58,7 +58,7 @@ def _thinned(points: Sequence[tuple[float, ...]], *, most: int = 50) -> list[lis
 
 
 def budgeted(problem: Problem, _start: Region, *, most: int, **options: Any) -> Found:
-    """A few steps on a soft mask whose sum is the budget. Options are those of `learn_within_budget`."""
+    """Small steps on the region itself, as large as the budget. Options are those of `learn_within_budget`."""
     result = learn_within_budget(problem, budget=most, **options)
     losses = [[step, _rounded(loss)] for step, loss in enumerate(result.losses, start=1)]
     return Found(result.ranking, facts={"losses": losses, "candidates": result.candidates})
@@ -100,6 +100,7 @@ def _go(problem: Problem, share: float) -> None:
         torch.add(problem.reference[name], problem.delta[name], alpha=share, out=parameter.data)
 
 
+STEP_ROWS: Mapping[str, int] = MappingProxyType({"budgeted": ROWS})  # the rows of a step where a method likes few
 SEEDED = frozenset({"learned", "random"})  # the methods that draw something
 METHODS: Mapping[str, Method] = MappingProxyType(
     {"learned": learned, "budgeted": budgeted, "movement": movement, "random": random, "attribution": attribution}

@@ -10,7 +10,7 @@ rows are `evaluate`'s alone. Several processes share the rows of each step; with
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from skillgraft.graft import Graft
 from skillgraft.graft_file import save
 from skillgraft.localize.curves import KINDS, NESTED, PAPER, Point, nested_curve, paper_curve
 from skillgraft.localize.how_many import HowMany
-from skillgraft.localize.methods import SEEDED, Found, method
+from skillgraft.localize.methods import SEEDED, STEP_ROWS, Found, method
 from skillgraft.localize.problem import EMPTY as EMPTY
 from skillgraft.localize.problem import Reference, Start
 from skillgraft.localize.workplace import Rows as Rows
@@ -71,6 +71,7 @@ def localize_skill(
         atomic.check_target(target)
     if name in SEEDED:
         options.setdefault("seed", data.seed)
+    data = replace(data, batch_size=data.batch_size or STEP_ROWS.get(name))
     with open_workplace(base, tuned, task, scope=scope, reference=reference, data=data) as place:
         plan = _Search(place, name, options, reference, target, snapshot_seconds)
         nested = densities if curve == NESTED else ()

@@ -33,18 +33,19 @@ from skillgraft.tasks import Split, Task, load_task, training_split
 from skillgraft.training.batches import BatchOrder
 from skillgraft.training.processes import Processes
 
+P1_ROWS = 1024  # of one step
 _PART = 64  # rows of one backward pass
 _ORDERED_STEPS = 10_000  # the rows of later steps are those of the first ones again
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Which rows a search learns from, and how they are read. Defaults are P1's: batches of 1024, the true labels."""
+    """Which rows a search learns from, and how they are read: P1's true labels, as many rows in a step as the method likes."""
 
     shots: int | None = None
     rows: int | None = None
     seed: int = 0
-    batch_size: int = 1024
+    batch_size: int | None = None  # P1's 1024; `localize_skill` knows what other methods like
     max_length: int | None = None
     readout: str = "auto"
     labels: str = "true"  # or "tuned": learn from what the tuned model says (P1 D.4)
@@ -52,8 +53,13 @@ class Rows:
     def __post_init__(self) -> None:
         if self.labels not in ("true", "tuned"):
             raise InputError(f"labels are 'true' or 'tuned', found {self.labels!r}")
-        if self.batch_size < 1:
+        if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"batch_size must be 1 or more, found {self.batch_size}")
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of one step at most."""
+        return self.batch_size or P1_ROWS
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +189,7 @@ def open_workplace(
 
 def _steps(readout: Readout, rows: Sequence[Encoded], data: Rows, processes: Processes) -> Callable[[int], Step]:
     """All rows at every step when they fit, else the step's own share of shuffled epochs; in parts of like length."""
-    size = min(data.batch_size, len(rows))
+    size = min(data.step_rows, len(rows))
     order = BatchOrder([len(rows)], batch_size=size, steps=_ORDERED_STEPS, seed=data.seed)
 
     def step(number: int) -> Step:
