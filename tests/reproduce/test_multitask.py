@@ -37,8 +37,8 @@ def toys(place: Path, tasks: list[Path]) -> Profile:  # noqa: F811
     """Twelve steps for each of three tasks that differ."""
     plan = QUICK.with_changes(lr=1e-2)
     return Profile(
-        str(place / "encoder"), tasks=tuple(map(str, tasks)), plans={"sgd": plan}, epochs={4096: 4}, max_length=24,
-        test_rows=40, region_steps=3, region_rows=64,
+        str(place / "encoder"), tasks=tuple(map(str, tasks)), plans={"sgd": plan, "inside": plan}, epochs={4096: 4},
+        max_length=24, test_rows=40, region_steps=3, region_rows=64,
     )  # fmt: skip
 
 
@@ -68,7 +68,9 @@ def test_grafts_unions_and_purified_unions_are_the_librarys(mixture: Mixture, st
         store, *map(mixture.graft, group), mixture.union(group), mixture.purified(group), mixture.tuned()
     )
     base, data = mixture.profile.base, Rows(shots=12, batch_size=64, max_length=24)
-    expected = task_regions(base, model / MODEL, mixture.tasks, of=TASKS[:2], start=0.01, steps=3, data=data)
+    expected = task_regions(
+        base, model / MODEL, mixture.tasks, of=TASKS[:2], start=0.01, steps=3, look_every=1, data=data
+    )
     assert [load(step / GRAFT).digest for step in (one, two)] == [graft.digest for graft in expected.values()]
     together = unions(expected, [TASKS[:2]])["films+animals"]
     assert len(together) > 0

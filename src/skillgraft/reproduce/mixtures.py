@@ -16,6 +16,7 @@ from skillgraft.reproduce.step import Step
 
 EMPTY = "empty"
 PURIFYING_STEPS = 10  # P1 §5.1
+LOOKS = 4  # how often a search looks at its region's score
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Mixture:
 
     def graft(self, task: str) -> Step:
         """A task's region, as a graft with the model's numbers: γ > ½, as many entries as that has."""
-        settings = {"task": task, "start": self.start, "steps": self.profile.region_steps}
+        steps = self.profile.region_steps
+        settings = {"task": task, "start": self.start, "steps": steps, "look_every": max(1, steps // LOOKS)}
         return Step("task-region", {**self._search, **settings}, {"tuned": self.tuned()})
 
     def union(self, group: Sequence[str]) -> Step:
