@@ -42,6 +42,9 @@ def run(
     scope: Annotated[str, typer.Option(help="layers, biases, all, or a name pattern.")] = "layers",
     start: Annotated[str, typer.Option(help="Learned: γ_base, as a density, empty, or a region file.")] = "1e-5",
     reference: Annotated[str, typer.Option(help="Outside the region: base, or zero (P1's lottery test).")] = "base",
+    amplify: Annotated[
+        str, typer.Option(help="How many times TUNED's change the graft carries: a number, or auto to find it.")
+    ] = "1",
     labels: Annotated[str, typer.Option(help="Learn from true labels, or from what TUNED says: tuned.")] = "true",
     steps: Annotated[int | None, typer.Option(help="Learned: steps on the mask (100).")] = None,
     lr: Annotated[float | None, typer.Option(help="Learned: learning rate of the mask (1e7).")] = None,
@@ -67,6 +70,7 @@ def run(
     Examples
       skillgraft localize BASE TUNED --task sst2 --shots 64 --budget 1e-4 -o skill.safetensors
       skillgraft localize BASE TUNED --task sst2 --shots 64 --keep 0.95 -o smallest.safetensors
+      skillgraft localize BASE TUNED --task sst2 --shots 64 --method budgeted --budget 1e-4 --amplify auto -o skill.safetensors
       skillgraft localize BASE --task sst2 --rows 256 --method lowest-fisher --budget 0.1 -o region.safetensors
       accelerate launch --cpu --num_processes 2 -m skillgraft localize BASE TUNED --task sst2 -o skill.safetensors
     """
@@ -94,7 +98,8 @@ def run(
     if task is None:
         raise InputError("a skill is a task's: give --task, a catalogue name or a TOML file")
     asked = {
-        "scope": scope, "start": _start(start), "budget": budget, "keep": keep, "reference": reference,
+        "scope": scope, "start": _number_or(start), "budget": budget, "keep": keep, "reference": reference,
+        "amplify": _number_or(amplify),
         "densities": CURVE if curve or paper_curve else (), "curve": "paper" if paper_curve else "nested",
         "snapshot_seconds": snapshot_seconds,
     }  # fmt: skip
@@ -119,11 +124,13 @@ def _graft(
     scores = graft.info["scores"]["validation"]
     facts = {
         "out": str(out), "entries": len(graft), "density": graft.region.density, "method": method, "bytes": size,
+        "scale": graft.scale,
         "validation": scores, "curve": list(located.curve), "curve_kind": asked["curve"] if located.curve else None,
         "by_layer": graft.region.by_layer(), "by_kind": graft.region.by_kind(),
         "search": graft.info["recipe"].get("search"),
     }  # fmt: skip
     head = f"{out}: {len(graft):,} entries, density {graft.region.density:.2e}, {output.human_bytes(size)}"
+    head += f", {graft.scale:g} × the change" if graft.scale != 1.0 else ""
     lines = [head, *output.score_table("validation", scores), *output.region_bars(graft.region)]
     if located.curve:
         lines += ["", f"curve: {KINDS[asked['curve']]}", *_curve(located.curve, scores)]
@@ -179,8 +186,8 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _start(text: str) -> float | str:
-    """A number is a density (or count); anything else is `empty` or a file."""
+def _number_or(text: str) -> float | str:
+    """The number that a text says; other texts (`empty`, `auto`, a file) stay what they are."""
     try:
         return float(text)
     except ValueError:

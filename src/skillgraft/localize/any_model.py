@@ -10,7 +10,7 @@ one finite number, tuned numbers of other shapes or formats than the base's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -25,6 +25,7 @@ from skillgraft.checkpoint import fingerprint
 from skillgraft.errors import InputError
 from skillgraft.graft import Graft
 from skillgraft.live import grafted
+from skillgraft.localize.amplifying import best_attempt, factors_of
 from skillgraft.localize.how_many import HowMany
 from skillgraft.localize.live_pair import LivePair, State
 from skillgraft.localize.methods import SEEDED, STEP_ROWS
@@ -49,6 +50,7 @@ def localize(
     scope: str = "layers",
     start: Start = 1e-5,
     reference: Reference = "base",
+    amplify: float | str = 1.0,
     batches_per_step: int | None = None,
     seed: int = 0,
     resume: str | Path | None = None,
@@ -59,37 +61,55 @@ def localize(
 
     `loss(model, batch)` is the mean loss of a batch. `score(model)`, higher being better, compares the steps of a search and is
     what `keep` keeps. A step takes all batches ("budgeted": one), or the next `batches_per_step`, each counting the same.
-    `budget`, `keep`, `start` (also a Region), `scope` and `options` are those of `localize_skill`. One of base and tuned may
-    be a state dict, tuned also a model folder. In a torch process group each process takes its share of a step's batches,
-    which must come in one order everywhere. Killed and called again with the same arguments, a search goes on from `resume`.
+    `budget`, `keep`, `start` (also a Region), `scope`, `amplify` ("auto" needs a score) and `options` are those of
+    `localize_skill`. One of base and tuned may be a state dict, tuned also a model folder. In a torch process group each
+    process takes its share of a step's batches, which must come in one order everywhere. Killed and called again with the
+    same arguments, a search goes on from the file `resume`.
     """
     how_many, search = HowMany(budget, keep), method_named(method, options)
     if batches_per_step is None and method in STEP_ROWS:
         batches_per_step = 1
     if keep is not None and score is None:
         raise InputError("a share to keep is a share of a score: give score=, a function of the model")
+    factors = factors_of(amplify, reference=reference)
+    if len(factors) > 1 and score is None:
+        raise InputError(f"amplify={amplify!r} compares scores: give score=, a function of the model, or a number")
     pair, processes = LivePair.of(base, tuned), Processes.here()
     settings = {"seed": seed, **options} if method in SEEDED else dict(options)
-    decisive = {"scope": scope, "start": str(start), "reference": reference, "batches_per_step": batches_per_step}
+    decisive: dict[str, Any] = {
+        "scope": scope,
+        "start": str(start),
+        "reference": reference,
+        "batches_per_step": batches_per_step,
+    }
     decisive |= {key: value for key, value in settings.items() if not callable(value)}
     with torch.random.fork_rng(), grafted(pair.model, pair.cut(Region(Scope.of(scope, {}), {}))):
         steps = _Steps(batches, batches_per_step, seed, processes)
         problem = Problem.between(
             pair.model, pair.after, steps=steps, loss=loss, scope=scope, reference=reference, processes=processes
         )
-        judge, begin = _Judge(problem, pair, score), starting_region(start, pair.before, pair.after, problem.scope)
-        if method == "learned":
-            snapshot = _snapshot(resume, pair, {**decisive, "start": begin.digest, "processes": processes.count})
-            settings |= {"snapshot": snapshot, "snapshot_seconds": snapshot_seconds}
-            compare = score is not None and (how_many.is_own or bool(options.get("patience")))
-            settings |= {"score": judge.now if compare else None}
-        found = search(problem, begin, most=how_many.most(problem.scope), **settings)
-        region = how_many.region(found, problem.scope, score=judge.score, tuned=judge.tuned_score)
-    if resume is not None and processes.is_main:
-        Path(resume).unlink(missing_ok=True)
-    return pair.cut(region).with_info(
+        begin = starting_region(start, pair.before, pair.after, problem.scope)
+
+        def attempt(factor: float) -> _Attempt:
+            judge = _Judge(problem.amplified(factor), pair, score)
+            if method == "learned":
+                about = {**decisive, "factor": factor, "start": begin.digest, "processes": processes.count}
+                snapshot = _snapshot(_resume_file(resume, factor), pair, about)
+                settings.update(snapshot=snapshot, snapshot_seconds=snapshot_seconds)
+                compare = score is not None and (how_many.is_own or bool(options.get("patience")))
+                settings["score"] = judge.now if compare else None
+            found = search(judge.problem, begin, most=how_many.most(problem.scope), **settings)
+            region = how_many.region(found, problem.scope, score=judge.score, tuned=judge.tuned_score)
+            return _Attempt(factor, judge, region, found.facts)
+
+        best = best_attempt(factors, attempt, lambda tried: how_many.merit(tried.region, tried.judge.score))
+    for file in [_resume_file(resume, factor) for factor in factors] if processes.is_main else []:
+        if file is not None:
+            file.unlink(missing_ok=True)
+    decisive |= {"amplify": best.factor} if factors != (1.0,) else {}
+    return (best.factor * pair.cut(best.region)).with_info(
         method=method,
-        recipe={"budget": budget, "keep": keep, **decisive, **({"search": found.facts} if found.facts else {})},
+        recipe={"budget": budget, "keep": keep, **decisive, **({"search": best.facts} if best.facts else {})},
         outside_scope=pair.outside(problem.scope) or None,
         versions=versions(),
     )
@@ -155,7 +175,24 @@ class _Judge:
             return self.now()
 
 
-def _snapshot(resume: str | Path | None, pair: LivePair, settings: dict[str, Any]) -> Snapshot | None:
+@dataclass(frozen=True, eq=False)
+class _Attempt:
+    """What a search with a multiple of tuned's change found."""
+
+    factor: float
+    judge: _Judge
+    region: Region
+    facts: Mapping[str, Any]
+
+
+def _resume_file(resume: str | Path | None, factor: float) -> Path | None:
+    """Where a search with this factor is kept: the file that was named, and others beside it."""
+    if resume is None or factor == 1.0:
+        return None if resume is None else Path(resume)
+    return Path(resume).with_name(f"{Path(resume).name}.x{factor:g}")
+
+
+def _snapshot(resume: Path | None, pair: LivePair, settings: dict[str, Any]) -> Snapshot | None:
     if resume is None:
         return None
-    return Snapshot.at(Path(resume), {**settings, "base": pair.fingerprint, "tuned": fingerprint(pair.after)})
+    return Snapshot.at(resume, {**settings, "base": pair.fingerprint, "tuned": fingerprint(pair.after)})

@@ -32,6 +32,10 @@ class HowMany:
         """Whether the method itself says how many: γ > ½ of its best step."""
         return self.budget is None and self.keep is None
 
+    def merit(self, region: Region, score: Callable[[Region], float]) -> float:
+        """By what regions of several searches are compared: the fewest entries where a share is to be kept, else the score."""
+        return -float(len(region)) if self.keep is not None else score(region)
+
     def most(self, scope: Scope, densities: Iterable[float] = ()) -> int:
         """The largest budget that a ranking will be asked for; `densities` are asked for as well."""
         asked = [count_of(each, scope) for each in (self.budget, *densities) if each is not None]

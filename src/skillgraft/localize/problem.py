@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +85,12 @@ class Problem:
         original = None if reference == "base" else {name: p.detach().clone() for name, p in parameters.items()}
         return cls(model, chosen, parameters, start, delta, original, steps, loss, processes)
 
+    def amplified(self, factor: float) -> Problem:
+        """The same with a multiple of tuned's change."""
+        if factor == 1.0:
+            return self
+        return replace(self, delta={name: delta * factor for name, delta in self.delta.items()})
+
     @contextmanager
     def borrowed(self) -> Iterator[None]:
         """The model in eval mode with gradients for the scope alone; afterwards everything is as it was."""
@@ -133,7 +139,7 @@ class Problem:
 
     @torch.no_grad()
     def put_on(self, region: Region) -> None:
-        """The reference with tuned's numbers in the region: the grafted model."""
+        """The reference with tuned's change in the region: the grafted model."""
         for name, parameter in self.parameters.items():
             reference, delta = self.reference[name], self.delta[name]
             parameter.copy_(reference)

@@ -18,6 +18,7 @@ from skillgraft import atomic
 from skillgraft.errors import InputError, did_you_mean
 from skillgraft.graft import Graft
 from skillgraft.graft_file import save
+from skillgraft.localize.amplifying import best_attempt, factors_of
 from skillgraft.localize.curves import KINDS, NESTED, PAPER, Point, nested_curve, paper_curve
 from skillgraft.localize.how_many import HowMany
 from skillgraft.localize.methods import SEEDED, STEP_ROWS, Found, method
@@ -51,6 +52,7 @@ def localize_skill(
     densities: Sequence[float] = (),
     curve: str = NESTED,
     reference: Reference = "base",
+    amplify: float | str = 1.0,
     data: Rows = Rows(),
     out: str | Path | None = None,
     command: str = "",
@@ -61,10 +63,12 @@ def localize_skill(
 
     `budget` takes that many entries; `keep` the fewest that keep this share of tuned's score; neither: γ > ½.
     `start` is γ_base: a density, "empty", or a region file. `densities` are points of a `curve`: over nested budgets of
-    this search, or as in the paper with a search for each. With `out` the graft is saved there; killed and called again
+    this search, or as in the paper with a search for each. `amplify` searches, and cuts, with a multiple of tuned's change;
+    "auto" finds the multiple on the rows that are told about. With `out` the graft is saved there; killed and called again
     with the same arguments, the learned region's search then goes on where it was.
     """
     how_many, search = HowMany(budget, keep), method(name, options)
+    factors = factors_of(amplify, reference=reference)
     _check_curve(curve, name)
     target = Path(out) if out is not None else None
     if target is not None:
@@ -72,26 +76,34 @@ def localize_skill(
     if name in SEEDED:
         options.setdefault("seed", data.seed)
     data = replace(data, batch_size=data.batch_size or STEP_ROWS.get(name))
-    with open_workplace(base, tuned, task, scope=scope, reference=reference, data=data) as place:
-        plan = _Search(place, name, options, reference, target, snapshot_seconds)
-        nested = densities if curve == NESTED else ()
-        most = how_many.most(place.problem.scope, nested)
-        begin = place.start(start)
-        found = search(place.problem, begin, most=most, **plan.settings(begin, compare=how_many.is_own))
-        region = how_many.region(found, place.problem.scope, score=place.score, tuned=place.tuned_score)
-        scores = place.scores(region)
+    with open_workplace(base, tuned, task, scope=scope, reference=reference, data=data) as whole:
+        most = how_many.most(whole.problem.scope, densities if curve == NESTED else ())
+        begin = whole.start(start)
+
+        def attempt(factor: float) -> tuple[_Search, Found, Region]:
+            plan = _Search(whole.amplified(factor), name, options, reference, factor, target, snapshot_seconds)
+            place = plan.place
+            found = search(place.problem, begin, most=most, **plan.settings(begin, compare=how_many.is_own))
+            return plan, found, how_many.region(found, place.problem.scope, score=place.score, tuned=place.tuned_score)
+
+        plan, found, region = best_attempt(
+            factors, attempt, lambda tried: how_many.merit(tried[2], tried[0].place.score)
+        )
+        place, scores = plan.place, plan.place.scores(region)
         if curve == PAPER:
             points = paper_curve(place, densities, plan.region, kept=plan.snapshot("curve", densities=densities))
         else:
             points = nested_curve(place, found, densities)
         asked = {"start": str(start), "budget": budget, "keep": keep, "scope": scope, "reference": reference}
+        asked |= {"amplify": plan.factor} if factors != (1.0,) else {}
         recipe = {**asked, **asdict(data), **plan.plain, **({"search": found.facts} if found.facts else {})}
-        graft = place.cut(region).with_info(
+        graft = (plan.factor * place.cut(region)).with_info(
             method=name, recipe=recipe, scores={"validation": scores}, command=command or None
         )
         if target is not None and place.problem.processes.is_main:
             save(graft, target)
-            plan.clean_up()
+            for factor in factors:
+                replace(plan, factor=factor).clean_up()
     return Located(graft, points)
 
 
@@ -103,6 +115,7 @@ class _Search:
     name: str
     options: Mapping[str, Any]
     reference: Reference
+    factor: float
     out: Path | None
     snapshot_seconds: float
 
@@ -129,7 +142,7 @@ class _Search:
         if self.out is None:
             return None
         everything = {**self.place.identity, **self.plain, **settings}
-        everything |= {"scope": self.place.problem.scope.label, "reference": self.reference}
+        everything |= {"scope": self.place.problem.scope.label, "reference": self.reference, "factor": self.factor}
         return Snapshot.beside(self._beside(part), everything)
 
     def clean_up(self) -> None:
@@ -140,7 +153,8 @@ class _Search:
 
     def _beside(self, part: str) -> Path:
         assert self.out is not None
-        return self.out.with_name(f"{self.out.name}.{part}") if part else self.out
+        factor = f"x{self.factor:g}" if self.factor != 1.0 else ""
+        return self.out.with_name(".".join(filter(None, (self.out.name, factor, part))))
 
 
 def _check_curve(curve: str, name: str) -> None:

@@ -93,6 +93,10 @@ class Workplace:
             "processes": self.problem.processes.count,
         }
 
+    def amplified(self, factor: float) -> Workplace:
+        """The same place with a multiple of tuned's change; tuned itself stays what it is."""
+        return replace(self, problem=self.problem.amplified(factor))
+
     def start(self, start: Start) -> Region:
         """γ_base: a density (or count) of the most moved entries, nothing ("empty"), a region, or its file."""
         return starting_region(start, self.source, self.target, self.problem.scope)
