@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from skillgraft import graft_file
 from skillgraft.compose.store import Store
 from skillgraft.ledger import LEDGER
 from skillgraft.measure.bounds import generalization_bound, log_all_regions
@@ -21,7 +22,7 @@ from skillgraft.measure.predictions import Predictions, same_rows
 from skillgraft.names import kind_of
 from skillgraft.region import Region
 from skillgraft.reproduce.content import scope_of
-from skillgraft.reproduce.jobs.artefacts import MODEL, SAID, region_of
+from skillgraft.reproduce.jobs.artefacts import GRAFT, MODEL, SAID, region_of
 from skillgraft.reproduce.jobs.continual import SKILLS
 from skillgraft.weight_files import read_json
 
@@ -92,6 +93,11 @@ def entries(step: Path) -> float:
 
 def density(step: Path) -> float:
     return region_of(step).density
+
+
+def scale(step: Path) -> float:
+    """How many times tuned's change a step's graft carries."""
+    return graft_file.load(step / GRAFT).scale
 
 
 def jaccard(one: Path, other: Path) -> float:

@@ -57,6 +57,9 @@ def graft(
         **_rows(shots, most), "seed": seed, "batch_size": profile.region_rows, "max_length": profile.max_length,
         "readout": profile.readout, "labels": labels,
     }  # fmt: skip
+    if name == "budgeted":
+        del data["batch_size"]  # its steps are small by their nature
+        options.setdefault("steps", profile.region_steps)
     settings = {"base": profile.base, "task": task, "name": name, "data": data, **options}
     needs = {"tuned": model}
     if name == "learned":

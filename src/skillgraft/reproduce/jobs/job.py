@@ -31,7 +31,7 @@ def tune_tokens(settings: Mapping[str, Any]) -> float:
 
 def search_tokens(settings: Mapping[str, Any]) -> float:
     data = settings["data"]
-    rows = min(data.get("batch_size", 1024), data.get("rows") or 2 * (data.get("shots") or 512))
+    rows = min(data.get("batch_size") or 1024, data.get("rows") or 2 * (data.get("shots") or 512))
     return float(settings.get("steps", 1) * rows * _length(data) * 1.25)
 
 

@@ -86,7 +86,7 @@ def nested(
     with open_workplace(base, model_of(needs["tuned"]), task, data=Rows(**data)) as place:
         counts = {budget: count_of(budget, place.problem.scope) for budget in budgets}
         most = max(counts.values())
-        found = learned(place.problem, place.start(start), most=most, steps=steps, score=place.score_now)
+        found = learned(place.problem, place.start(start), most=most, steps=steps)
         for budget, count in counts.items():
             graft_file.save(place.cut(found.ranking.top(count)), out / _nested_file(budget), overwrite=True)
 

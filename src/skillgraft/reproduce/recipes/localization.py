@@ -11,7 +11,19 @@ from skillgraft.reproduce import formulas as f
 from skillgraft.reproduce.drafts import Column, Columns, curve, table
 from skillgraft.reproduce.profile import Profile
 from skillgraft.reproduce.recipe import Draft, Recipe
-from skillgraft.reproduce.samples import Ask, Model, Sample, base, called, drawn, draws, graft, says, tuned, tuned_by
+from skillgraft.reproduce.samples import (
+    Ask,
+    Model,
+    Sample,
+    base,
+    called,
+    drawn,
+    draws,
+    graft,
+    says,
+    tuned,
+    tuned_by,
+)
 from skillgraft.reproduce.step import Step
 
 SENTENCES = ("sst2", "cr", "mr", "mpqa", "trec", "ag_news", "subj")
@@ -44,8 +56,34 @@ def kept(model: Model) -> dict[str, Column]:
 
 
 def table2(profile: Profile) -> Sequence[Draft]:
-    """Base, tuned and graft of every task at both numbers of shots."""
-    return _kept_skills(profile, "table2", density=1e-4)
+    """Base, tuned and graft of every task at both numbers of shots; and what goes beyond the paper at the same density."""
+    return [*_kept_skills(profile, "table2", density=1e-4), *_beyond(profile, density=1e-4)]
+
+
+def _beyond(profile: Profile, *, density: float) -> list[Draft]:
+    """Regions at a tenth of the cost, and their grafts with tuned's change and with a multiple of it."""
+    tasks = profile.tasks_or(*SENTENCES, *PAIRS)
+    cheap, loud = graft(density, name="budgeted"), graft(density, name="budgeted", amplify="auto")
+    columns: dict[str, Column] = {
+        "base": (f.score, says(base)), "tuned": (f.score, says(tuned)), "tuned ECE": (f.ece, says(tuned)),
+        "budgeted graft": (f.score, says(cheap)), "budgeted graft ECE": (f.ece, says(cheap)),
+        "amplified graft": (f.score, says(loud)), "amplified graft ECE": (f.ece, says(loud)),
+        "amplified: share kept": (f.kept, says(loud), says(tuned)),
+        "amplified: relative gain": (f.gain, says(loud), says(tuned), says(base)),
+    }  # fmt: skip
+    multiple: dict[str, Column] = {"multiple of the change": (f.scale, lambda sample: loud(sample)["graft"])}
+    notes = (
+        "budgeted: the region by small steps, at a tenth of the learned region's cost. amplified: the same, searched and cut "
+        "with a multiple of tuned's change that validation rows choose.",
+    )
+    drafts: list[Draft] = []
+    for shots in profile.shots_or("few", "many"):
+        about, rows = f"{shots} examples per class, density {density:g}", drawn(profile, tasks, shots)
+        drafts.append(
+            table(f"beyond the paper: {about}", rows, columns, averages=AVERAGES, rows_are="task", notes=notes)
+        )
+        drafts.append(table(f"chosen multiples: {about}", rows, multiple, rows_are="task", unit="number"))
+    return drafts
 
 
 def table9(profile: Profile) -> Sequence[Draft]:
