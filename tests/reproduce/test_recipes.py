@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from skillgraft.errors import InputError
 from skillgraft.report.sheet import Sheet, load_result
 from skillgraft.reproduce import reproduce
 from skillgraft.reproduce.profile import Profile, profile
@@ -40,7 +41,13 @@ EXPECTED: Mapping[str, Sequence[Shape]] = {
         (TASKS, ("majority", "base", *with_ece("tuned", "graft", "re-trained", "BitFit"), "tuned + temperature ECE",
                  "share kept", "relative gain")),
     ],
-    "table2": [(TASKS, KEPT), (TASKS, KEPT)],
+    "table2": [
+        (TASKS, KEPT), (TASKS, KEPT), *[
+            (TASKS, ("base", *with_ece("tuned", "budgeted graft", "amplified graft"), "amplified: share kept",
+                     "amplified: relative gain")),
+            (TASKS, ("multiple of the change",)),
+        ] * 2,
+    ],
     "table3": [(("films → songs", "plays → songs"), ("majority", "base", "tuned", "graft", "re-trained", "BitFit"))],
     "table5": [(TASKS, ("majority", "base", *with_ece("tuned", "graft 0.03 %", "graft 0.06 %", "graft 0.12 %")))],
     "table6": [(SIZES, ("trained or kept", *with_ece("films", "plays", "average")))],
@@ -169,6 +176,15 @@ def test_shots_and_data_that_are_not_there_are_reasons_in_cells(
     assert sheet.cells["films → songs", "base"].value is not None
     assert "the largest usable number of shots is 60" in sheet.cells["films → songs", "graft"].reason
     assert "SKILLGRAFT_DATA is not set" in sheet.cells["mpqa → songs", "graft"].reason
+
+
+def test_some_rows_of_tables_6_and_7(studio: Path) -> None:
+    some = ("LoRA 2", "graft 0.01 %")
+    for name in ("table6", "table7"):
+        (draft,) = RECIPES[name].draft(asked(studio, name, methods=some))
+        assert tuple(dict.fromkeys(row for row, _ in draft.cells)) == some
+    with pytest.raises(InputError, match="did you mean 'LoRA 2'"):
+        RECIPES["table6"].draft(asked(studio, "table6", methods=("Lora 2",)))
 
 
 def test_a_task_without_others_says_so(studio: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from skillgraft.errors import InputError, did_you_mean
 from skillgraft.reproduce import formulas as f
 from skillgraft.reproduce.drafts import Column, table, wanted
 from skillgraft.reproduce.profile import Profile
@@ -39,11 +40,15 @@ GRAFTS = (1e-4, 5e-4, 1e-3, 1e-2)
 BITFIT = tuned_by(optimizer="inside", method="bias")  # few entries: larger steps
 
 
-def efficient_models() -> dict[str, Model]:
-    """The rows of tables 6 and 7: small adapters, and grafts of growing density up to the whole tuned model."""
+def efficient_models(profile: Profile) -> dict[str, Model]:
+    """The rows of tables 6 and 7, or some of them if asked for: small adapters, and grafts up to the whole tuned model."""
     adapters = {name: tuned_by(optimizer="adamw", **changes) for name, changes in ADAPTERS.items()}
     grafts = {f"graft {100 * density:g} %": graft(density) for density in GRAFTS}
-    return {**adapters, **grafts, "graft 100 %": tuned}
+    models = {**adapters, **grafts, "graft 100 %": tuned}
+    for name in profile.methods:
+        if name not in models:
+            raise InputError(f"unknown method {name!r}; {did_you_mean(name, models)}")
+    return {name: models[name] for name in profile.methods or models}
 
 
 def table1(profile: Profile) -> Sequence[Draft]:
@@ -74,7 +79,7 @@ def _sizes_against_calibration(profile: Profile, shots: int) -> Draft:
     everything = [sample for some in samples.values() for sample in some]
     columns = {**samples, "average": everything}
     cells: dict[tuple[str, str], Wanted | str] = {}
-    for row, model in efficient_models().items():
+    for row, model in efficient_models(profile).items():
         cells[row, "trained or kept"] = wanted(everything[:1], _size(profile, row))
         for name, some in columns.items():
             for column, formula in ((name, f.score), (f"{name} ECE", f.ece)):

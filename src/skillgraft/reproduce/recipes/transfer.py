@@ -79,7 +79,7 @@ def _sizes_against_transfer(profile: Profile, shots: int) -> Draft:
     cells: dict[tuple[str, str], Wanted | str] = {}
     tasks = profile.tasks_or("mpqa", "qnli")
     samples = {task: draws(profile, task, shots) for task in tasks}
-    for row, model in efficient_models().items():
+    for row, model in efficient_models(profile).items():
         asked: dict[str, list[tuple[Sample, Ask]]] = {"average ID": [], "average OOD": []}
         for task in tasks:
             own = called(task)
