@@ -13,7 +13,7 @@ from typing import TypeVar
 from skillgraft.errors import InputError
 
 AUTO = "auto"
-FACTORS = (1.0, 2.0, 4.0, 8.0)  # that "auto" tries, as long as they help
+FACTORS = (1.0, 2.0, 4.0, 8.0)  # that "auto" tries
 T = TypeVar("T")
 
 
@@ -27,7 +27,10 @@ def factors_of(amplify: float | str, *, reference: str = "base") -> tuple[float,
 
 
 def best_attempt(factors: Sequence[float], attempt: Callable[[float], T], score: Callable[[T], float]) -> T:
-    """The attempt with the highest score, of equals the first. Factors are tried in order until one is worse than the best."""
+    """The attempt with the highest score, of equals the first; one alone needs no score.
+
+    All factors are tried: searches at large factors are noisy, so that one may fail and the next one not.
+    """
     first, *rest = factors
     found = attempt(first)
     if not rest:
@@ -36,8 +39,6 @@ def best_attempt(factors: Sequence[float], attempt: Callable[[float], T], score:
     for factor in rest:
         other = attempt(factor)
         told = score(other)
-        if told < reached:
-            break
         if told > reached:
             found, reached = other, told
     return found
