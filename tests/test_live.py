@@ -496,7 +496,7 @@ PLAIN_LOADER = """
 import sys
 sys.modules["skillgraft"] = None
 import numpy, torch, transformers
-torch.set_num_threads(2)
+torch.set_num_threads(int(sys.argv[3]))
 model = transformers.AutoModel.from_pretrained(sys.argv[1]).eval()
 with torch.no_grad():
     numpy.save(sys.argv[2], model(torch.arange(1000, 1064).view(2, 32)).last_hidden_state.numpy())
@@ -524,7 +524,7 @@ def test_minilm_live_equals_its_grafted_folder(tmp_path: Path) -> None:
             live = model(tokens).last_hidden_state
         assert torch.equal(model(tokens).last_hidden_state, base)
     apply(folder, [Named(g, "g.safetensors")], tmp_path / "OUT")
-    arguments = [str(tmp_path / "OUT"), str(tmp_path / "hidden.npy")]
+    arguments = [str(tmp_path / "OUT"), str(tmp_path / "hidden.npy"), str(torch.get_num_threads())]
     subprocess.run([sys.executable, "-c", PLAIN_LOADER, *arguments], check=True, capture_output=True)
     hidden = np.load(tmp_path / "hidden.npy")
     assert hidden.tobytes() == live.numpy().tobytes()
