@@ -38,5 +38,5 @@ for steps in 200 960; do
   echo "## $steps steps"
   grafts=()
   for file in *-"$steps".safetensors; do grafts+=(--graft "$file"); done
-  "$bin/skillgraft" evaluate models/minilm "${read[@]}" --rows 1000 --tuned "tuned-$steps" --temperature "${grafts[@]}"
+  "$bin/skillgraft" evaluate models/minilm --task films.toml --max-length 64 --rows 1000 --tuned "tuned-$steps" "${grafts[@]}"
 done
