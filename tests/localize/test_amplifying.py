@@ -15,6 +15,7 @@ from skillgraft.errors import InputError
 from skillgraft.localize import localize
 from skillgraft.localize.amplifying import FACTORS, best_attempt, factors_of
 from skillgraft.localize.skill import localize_skill
+from skillgraft.localize.smallest import OutOfReach
 from skillgraft.measure.evaluate import evaluate
 from tests.localize.test_any_model import FEW, Pair, accuracy, batches, pair  # noqa: F401
 from tests.localize.test_skill import tuned  # noqa: F401
@@ -32,6 +33,17 @@ def test_the_best_of_all_factors_is_taken_and_of_equals_the_first(scores: list[f
 
 def test_one_factor_needs_no_score() -> None:
     assert best_attempt([3.0], lambda factor: factor, lambda _: pytest.fail("nothing to compare")) == 3.0
+
+
+def test_a_factor_that_cannot_keep_enough_is_passed_over() -> None:
+    def attempt(factor: float) -> float:
+        if factor < 4.0:
+            raise OutOfReach(f"even {factor}")
+        return factor
+
+    assert best_attempt(FACTORS, attempt, lambda factor: -factor) == 4.0
+    with pytest.raises(OutOfReach, match="even 1"):
+        best_attempt([1.0, 2.0], attempt, lambda factor: factor)
 
 
 def test_an_amplified_graft_is_a_multiple_of_the_change(place: Path, tuned: Path) -> None:  # noqa: F811

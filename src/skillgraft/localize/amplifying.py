@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from skillgraft.errors import InputError
+from skillgraft.localize.smallest import OutOfReach
 
 AUTO = "auto"
 FACTORS = (1.0, 2.0, 4.0, 8.0)  # that "auto" tries
@@ -29,16 +30,20 @@ def factors_of(amplify: float | str, *, reference: str = "base") -> tuple[float,
 def best_attempt(factors: Sequence[float], attempt: Callable[[float], T], score: Callable[[T], float]) -> T:
     """The attempt with the highest score, of equals the first; one alone needs no score.
 
-    All factors are tried: searches at large factors are noisy, so that one may fail and the next one not.
+    All factors are tried: searches at large factors are noisy, so that one may fail and the next one not. Where none keeps
+    what it should, the error is the first one's.
     """
-    first, *rest = factors
-    found = attempt(first)
-    if not rest:
-        return found
-    reached = score(found)
-    for factor in rest:
-        other = attempt(factor)
-        told = score(other)
-        if told > reached:
-            found, reached = other, told
-    return found
+    best: tuple[float, T] | None = None
+    failures: list[OutOfReach] = []
+    for factor in factors:
+        try:
+            tried = attempt(factor)
+        except OutOfReach as failure:
+            failures.append(failure.with_traceback(None))  # which would hold the attempt's copy of the scope
+            continue
+        told = score(tried) if len(factors) > 1 else 0.0
+        if best is None or told > best[0]:
+            best = told, tried
+    if best is None:
+        raise failures[0]
+    return best[1]

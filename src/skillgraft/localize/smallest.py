@@ -7,6 +7,10 @@ from collections.abc import Callable
 from skillgraft.errors import InputError
 
 
+class OutOfReach(InputError):
+    """No budget keeps as much as was asked for."""
+
+
 def smallest_budget(score: Callable[[int], float], *, target: float, most: int, precision: float = 0.05) -> int:
     """The smallest budget up to `most` whose score reaches `target`, to within `precision` of its size.
 
@@ -16,7 +20,7 @@ def smallest_budget(score: Callable[[int], float], *, target: float, most: int, 
     low, high = 0, 1
     while score(high) < target:
         if high == most:
-            raise InputError(
+            raise OutOfReach(
                 f"even {most:,} entries reach only {score(most):.4f} of the {target:.4f} asked for; keep less, or widen the scope"
             )
         low, high = high, min(2 * high, most)
