@@ -61,6 +61,7 @@ class Draft:
     log_x: bool = False
     notes: tuple[str, ...] = ()
     values_are: str = ""
+    centre: float | None = None
     remarks: tuple[Remark, ...] = ()
 
     def beside(self, published: str) -> Draft:
@@ -107,7 +108,7 @@ def filled(draft: Draft, store: Store, failures: Mapping[str, str]) -> Sheet:
     return Sheet(draft.title, rows, columns, cells, notes=(*draft.notes, *told), **look)
 
 
-_LOOK = ("rows_are", "columns_are", "unit", "look", "log_x", "values_are")
+_LOOK = ("rows_are", "columns_are", "unit", "look", "log_x", "values_are", "centre")
 
 
 def _cell(wanted: Wanted | str, store: Store, failures: Mapping[str, str]) -> Cell:

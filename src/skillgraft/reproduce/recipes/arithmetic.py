@@ -91,7 +91,7 @@ def _learning_rates(words: str, some: Sequence[Team], methods: Sequence[str]) ->
         for name in methods
     }
     tried = "; ".join(f"{name} {_listed(some[0][0].plan.lr, METHODS[name].rates)}" for name in methods)
-    notes = (f"Tried: {tried}. The smallest within half a point of the best on validation is taken.",)
+    notes = (f"Tried: {tried}. The smallest within a point of the best on validation is taken.",)
     return Draft(f"chosen learning rates, {words}", cells, rows_are="task", unit="number", notes=notes)
 
 

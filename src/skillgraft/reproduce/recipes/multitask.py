@@ -41,11 +41,12 @@ class Panel:
     values_are: str
     members: Mapping[str, tuple[str, ...]]
     cells: Mapping[tuple[str, str], Wanted]
+    centre: float | None = None
 
     def draft(self, about: str, **look: Any) -> Draft:
         return Draft(
             f"{self.title}: {about}", self.cells, rows_are="region of", columns_are="task", look="heatmap",
-            values_are=self.values_are, **look,
+            values_are=self.values_are, centre=self.centre, **look,
         )  # fmt: skip
 
     def mean(self, which: Callable[[tuple[str, ...], str], bool]) -> Wanted | str:
@@ -133,7 +134,7 @@ def _gains(
         for task in mixtures[0].tasks
     }
     members = {row: tuple(map(called, group)) for row, group in rows.items()}
-    return Panel(title, "relative gain", members, cells)
+    return Panel(title, "relative gain", members, cells, centre=0.0)
 
 
 def _sheets(mixtures: Sequence[Mixture], panels: Sequence[Panel]) -> list[Draft]:

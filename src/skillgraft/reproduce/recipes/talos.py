@@ -40,8 +40,9 @@ def _pruning_matrix(words: str, some: Sequence[Team]) -> Draft:
         for place, finder in enumerate(some[0])
         for scored in some[0]
     }
-    look = {"rows_are": "found on", "columns_are": "scored on", "values_are": "accuracy / base's", "look": "heatmap"}
-    return Draft(f"without the least sensitive {100 * SHARE:g} %, {words}", cells, **look)  # type: ignore[arg-type]
+    look: dict[str, Any] = {"look": "heatmap", "values_are": "accuracy / base's", "centre": 1.0}
+    title = f"without the least sensitive {100 * SHARE:g} %, {words}"
+    return Draft(title, cells, rows_are="found on", columns_are="scored on", **look)
 
 
 def _pruning_curve(words: str, some: Sequence[Team]) -> Draft:
@@ -126,7 +127,7 @@ def _function_localisation(words: str, some: Sequence[Team], methods: Sequence[s
             for down in places
             for across in places
         }
-        look: dict[str, Any] = {"look": "heatmap", "values_are": "accuracy / base's"}
+        look: dict[str, Any] = {"look": "heatmap", "values_are": "accuracy / base's", "centre": 1.0}
         matrices.append(Draft(f"{method}, {words}", cells, rows_are="tuned on", columns_are="scored on", **look))
     every = [(a, b) for team in some for a in team for b in team]
     groups = {"its own task": [(a, b) for a, b in every if a == b], "other tasks": [(a, b) for a, b in every if a != b]}
