@@ -65,19 +65,22 @@ def section(part: Mapping[str, Any]) -> str:
     found = RESULTS / part["id"] / f"{part['recipe']}.json"
     if not found.exists():
         return f"### {part['id']}\n\nNot measured yet: `{command(part)}`."
-    table = markdown(load_result(found), level=3).strip()
+    result = load_result(found)
+    table = markdown(result, level=3).strip()
     heading, _, rest = table.partition("\n")
     pieces = [heading, f"`{command(part)}`", part.get("comment", "").strip(), rest.strip()]
-    pieces += [f"![{part['id']}](results/{part['id']}/{file.name})" for file in sorted(found.parent.glob("*.svg"))]
+    drawn = [name for name in result.made.get("figures", ()) if name.endswith(".svg")]
+    pieces += [f"![{part['id']}](results/{part['id']}/{name})" for name in drawn]
     return "\n\n".join(filter(None, pieces))
 
 
 def command(part: Mapping[str, Any]) -> str:
-    """The command line that gives the same."""
+    """The command line that gives the same; in brackets what a profile of one's own would have to say."""
     words = ["skillgraft reproduce", part["recipe"], "--base", part["base"]]
     words += [
         f"--{key.removesuffix('s') if key != 'shots' else key} {each}" for key in LISTS for each in part.get(key, ())
     ]
+    words += [f"({key} = {value})" for key, value in part.items() if key not in (*LISTS, *ABOUT)]
     return " ".join(words)
 
 

@@ -103,7 +103,7 @@ def test_heatmap_fields() -> None:
 
 
 def test_heatmap_colours() -> None:
-    assert traces(grid("heatmap"))[0].colorscale[0][1] == "#00224e"  # cividis
+    assert traces(grid("heatmap"))[0].colorscale[0][1] == look.SEQUENTIAL[0][1]
     centred = traces(grid("heatmap", centre=0.5))[0]
     assert (centred.zmid, centred.colorscale[2]) == (50, (0.5, "#FFFFFF"))
     counts = {

@@ -77,6 +77,6 @@ def _colours(sheet: Sheet) -> dict[str, Any]:
     if sheet.log_values:
         powers = list(range(10))
         bar |= {"tickvals": powers, "ticktext": [_short_count(10.0**power) for power in powers]}
-    if sheet.centre is None:
-        return {"colorscale": look.SEQUENTIAL, "colorbar": bar}
-    return {"colorscale": [list(stop) for stop in look.DIVERGING], "colorbar": bar, "zmid": scaled(sheet.centre, sheet)}
+    stops = look.SEQUENTIAL if sheet.centre is None else look.DIVERGING
+    middle = {} if sheet.centre is None else {"zmid": scaled(sheet.centre, sheet)}
+    return {"colorscale": [list(stop) for stop in stops], "colorbar": bar, **middle}

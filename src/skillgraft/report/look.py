@@ -18,8 +18,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "triangle-down")
 PATTERNS = ("", "/", ".", "x", "\\", "-", "|", "+")
-SEQUENTIAL = "Cividis"
-# Blue and vermillion of the same set, white between: red-green blindness does not mix them up.
+# One hue from light to dark: numbers are legible on every shade, on paper too.
+SEQUENTIAL = ((0.0, "#F4F8FB"), (0.5, "#7FB2D6"), (1.0, "#00568A"))
+# Blue and vermillion, white between: red-green blindness does not mix them up.
 DIVERGING = ((0.0, "#B24A00"), (0.25, "#E8A66F"), (0.5, "#FFFFFF"), (0.75, "#7FB2D6"), (1.0, "#00568A"))
 INK, MUTED, GRID, UNDEFINED = "#1F2933", "#52606D", "#E4E7EB", "#D9DEE4"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"

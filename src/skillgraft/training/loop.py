@@ -133,9 +133,11 @@ class Run:
         return loss
 
     def _backward(self, number: int) -> float:
-        """Gradients of this process's share of the batch, part by part."""
+        """Gradients of this process's share of the batch, part by part; rows of like length share a part."""
         task, rows = self.order.step(number)
         course, loss = self.courses[task], 0.0
+        if self.plan.accumulation > 1:  # a single part stays in its own order
+            rows = rows[np.argsort([course.train[row].length for row in rows], kind="stable")]
         for part in np.split(rows, self.plan.accumulation):
             mine = self.processes.share(part.tolist())
             if len(mine) == 0:
