@@ -137,7 +137,7 @@ class Run:
         task, rows = self.order.step(number)
         course, loss = self.courses[task], 0.0
         if self.plan.accumulation > 1:  # a single part stays in its own order
-            rows = rows[np.argsort([course.train[row].length for row in rows], kind="stable")]
+            rows = rows[np.argsort([course.train[row].length for row in rows.tolist()], kind="stable")]
         for part in np.split(rows, self.plan.accumulation):
             mine = self.processes.share(part.tolist())
             if len(mine) == 0:
