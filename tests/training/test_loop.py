@@ -67,6 +67,23 @@ def test_parts_of_a_batch_make_no_difference() -> None:
         np.testing.assert_allclose(array, tensors_of(parts).arrays[name], atol=1e-5, err_msg=name)
 
 
+def test_rows_of_like_length_share_a_part() -> None:
+    lengths: list[int] = []
+
+    class Watched(ToyReadout):
+        def collate(self, rows: Any) -> Any:
+            lengths.extend(row.length for row in rows)
+            return super().collate(rows)
+
+    model, plan = tiny_bert(), Plan(batch_size=8, steps=3, accumulation=4)
+    trainables, scores, _ = prepare(model, plan)
+    course = Course(Watched(), toy_rows(40), [])
+    train(model, [course], plan, trainables, accelerator=Accelerator(cpu=True), scores=scores)
+    for step in (lengths[low : low + 8] for low in (0, 8, 16)):
+        assert step == sorted(step)
+        assert len(set(step)) > 2
+
+
 class Killed(Exception):
     pass
 
