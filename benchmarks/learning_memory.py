@@ -4,7 +4,7 @@ Each job has a process of its own and loads the same base; tuned stays in its ma
 their rounded regions put on, and ranks the entries. *Plain* runs three forward and backward passes with gradients for the
 layers: what it needs beyond model and gradients is taken for the activations. The *authors' loop*, re-told here, keeps three
 models and six dense buffers. What is left of a peak after imports, the rest of the model and the activations is told in
-copies of the scope: five are the weights, their gradients, S, the reference and the delta.
+copies of the scope: four are the weights, their gradients, S and the delta; the reference stays in the base's mapped file.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ BENCHMARKS: dict[str, Benchmark] = {
                 "peak memory of region learning beyond the rest of the model and activations, in copies of the scope",
                 5.0,
                 "×",
-                "weights, gradients, S, reference, delta",
+                "weights, gradients, S, delta (the reference in its file)",
             ),
             Bar("authors", "peak of the authors' loop, re-told", 1.0, "×", "ours", at_least=True),
         ),

@@ -93,6 +93,19 @@ def test_one_step_is_autograds_gradient_of_the_mask(pair: Any, reference: Any, i
         torch.testing.assert_close(soft.s[name], s.detach() - 10.0 * s.grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_the_bases_numbers_are_neither_copied_nor_written_to(pair: Any) -> None:
+    """They are the reference, and may lie in a mapped file; a borrowed model has others in their place."""
+    problem = a_problem(pair)
+    before = {name: parameter.detach().clone() for name, parameter in problem.parameters.items()}
+    with problem.borrowed():
+        problem.put_on(Region.full(problem.scope))
+        for name, parameter in problem.parameters.items():
+            assert not torch.equal(parameter, before[name])
+            assert torch.equal(problem.reference[name], before[name])
+    for name, parameter in problem.parameters.items():
+        assert parameter.data_ptr() == problem.reference[name].data_ptr()
+
+
 @pytest.mark.parametrize("reference", ["base", "zero"])
 def test_the_model_is_given_back_bit_for_bit(pair: Any, reference: Any) -> None:
     before = {name: array.copy() for name, array in tensors_of(pair[0]).arrays.items()}

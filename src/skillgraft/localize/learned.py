@@ -4,8 +4,8 @@
     minimise over S the task loss at reference + γ ⊙ (tuned − reference)         (P1 eq. 3)
 
 By the chain rule ∂L/∂S = ∂L/∂θ ⊙ (tuned − reference) ⊙ (1 − 2γ_base) ⊙ σ′(S): one ordinary backward pass at the blended
-weights gives all of it, so a step costs a step of training. Kept per entry of the scope: the weight, its gradient, S, the
-reference and the delta.
+weights gives all of it, so a step costs a step of training. Kept per entry of the scope: the weight, its gradient, S and the
+delta; the reference is the base's own number, in its mapped file where it was loaded from one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What every way to choose a region is given: a model, how tuned differs from it, and a loss on batches.
 
-The model holds the base's numbers and is given back as it was, bit for bit, whatever happens in between.
+The model holds the base's numbers. They are never written to: while it is borrowed its parameters have numbers of their own,
+and afterwards they have the old ones back, whatever happened in between.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ EMPTY = "empty"  # a γ_base without entries
 class Problem:
     """Where to look for a skill.
 
-    `parameters` are the model's own, in the scope, under prefix-free names; `reference` and `delta` = tuned − reference are
-    copies (float32 where the model is narrower). `steps(s)` gives the batches of step s, `loss` the mean loss of a batch.
+    `parameters` are the model's own, in the scope, under prefix-free names; `reference` are the model's own numbers (float32
+    copies where it is narrower), which may lie in a mapped file, and `delta` = tuned − reference. `steps(s)` gives the batches of
+    step s, `loss` the mean loss of a batch.
     """
 
     model: nn.Module
@@ -46,7 +48,6 @@ class Problem:
     parameters: Mapping[str, nn.Parameter]
     reference: Mapping[str, Tensor]
     delta: Mapping[str, Tensor]
-    original: Mapping[str, Tensor] | None  # the model's own numbers where the reference is not they
     steps: Callable[[int], Step]
     loss: Loss
     processes: Processes = ALONE
@@ -79,11 +80,10 @@ class Problem:
         for name, parameter in parameters.items():
             wide = torch.promote_types(parameter.dtype, torch.float32)
             nothing = torch.zeros((), dtype=wide, device=parameter.device).expand_as(parameter)  # takes no memory
-            start[name] = parameter.detach().to(wide, copy=True) if reference == "base" else nothing
+            start[name] = parameter.detach().to(wide) if reference == "base" else nothing
             # as_torch copies, so that the subtraction can take place there.
             delta[name] = as_torch(tuned.flat(name)).view(parameter.shape).to(start[name]).sub_(start[name])
-        original = None if reference == "base" else {name: p.detach().clone() for name, p in parameters.items()}
-        return cls(model, chosen, parameters, start, delta, original, steps, loss, processes)
+        return cls(model, chosen, parameters, start, delta, steps, loss, processes)
 
     def amplified(self, factor: float) -> Problem:
         """The same with a multiple of tuned's change."""
@@ -93,24 +93,24 @@ class Problem:
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:
-        """The model in eval mode with gradients for the scope alone; afterwards everything is as it was."""
+        """The model in eval mode, with gradients for the scope alone and numbers there that may be written to."""
         was_training = {module: module.training for module in self.model.modules()}
         wanted = {p: p.requires_grad for p in self.model.parameters()}
         gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
-        numbers = self.original if self.original is not None else self.reference
+        numbers = {name: parameter.data for name, parameter in self.parameters.items()}
         self.model.eval()
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
-        for parameter in self.parameters.values():
+        for name, parameter in self.parameters.items():
+            parameter.data = numbers[name].clone()
             parameter.grad = None
             parameter.requires_grad_(True)
         try:
             yield
         finally:
-            with torch.no_grad():
-                for name, parameter in self.parameters.items():
-                    parameter.copy_(numbers[name])
-                    parameter.grad = gradients[name]
+            for name, parameter in self.parameters.items():
+                parameter.data = numbers[name]
+                parameter.grad = gradients[name]
             for parameter, grad in wanted.items():
                 parameter.requires_grad_(grad)
             for module, training in was_training.items():

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -61,6 +61,14 @@ class Profile:
     def shots_or(self, *own: str) -> tuple[int, ...]:
         """The shots that were asked for, or the recipe's own, which it calls "few", "many" and "together"."""
         return self.shots or tuple(dict.fromkeys(int(getattr(self, each)) for each in own))
+
+    def methods_or(self, *own: str, known: Iterable[str] = ()) -> tuple[str, ...]:
+        """The methods that were asked for, of those that a recipe knows, or its own."""
+        every = tuple(known) or own
+        for name in self.methods:
+            if name not in every:
+                raise InputError(f"unknown method {name!r}; {did_you_mean(name, every)}")
+        return self.methods or own
 
     def seeds_at(self, shots: int, *, least: int = 1) -> tuple[int, ...]:
         """The seeds that were asked for, or as many as are drawn for so many shots."""

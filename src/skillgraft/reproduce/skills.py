@@ -13,7 +13,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from skillgraft.errors import InputError, SkillgraftError, did_you_mean
+from skillgraft.errors import InputError, SkillgraftError
 from skillgraft.reproduce import parts
 from skillgraft.reproduce.content import scope_of
 from skillgraft.reproduce.profile import Profile
@@ -145,8 +145,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "LoRA": Method((4.0, 10.0, 20.0), {"method": "lora"}),
         "LoTA": Method((1.0, 2.0, 4.0), region=_lota),
         "random 10 %": Method((2.0, 4.0, 10.0), region=_chosen("random-region")),
-        "TaLoS": Method((4.0, 10.0, 20.0, 40.0), region=_chosen("lowest-fisher", damp=0.1)),
-        "TaLoS plain": Method((4.0, 10.0, 20.0, 40.0), region=_chosen("lowest-fisher", damp=1.0)),
+        "TaLoS": Method((4.0, 10.0, 20.0), region=_chosen("lowest-fisher", damp=0.1)),
+        "TaLoS 30 %": Method((2.0, 4.0, 10.0), region=_chosen("lowest-fisher", damp=0.1, density=0.3)),
+        "TaLoS plain": Method((4.0, 10.0, 20.0), region=_chosen("lowest-fisher", damp=1.0)),
         "highest Fisher": Method((1.0, 2.0, 4.0), region=_chosen("highest-fisher")),
         "lowest magnitude": Method((2.0, 4.0, 10.0), region=_chosen("lowest-magnitude")),
     }
@@ -159,11 +160,8 @@ RULES: Mapping[str, str] = MappingProxyType(
 
 def methods_or(profile: Profile, *own: str, rules: bool = False) -> tuple[str, ...]:
     """The methods that were asked for, or the recipe's own; `rules` lets rules be among them."""
-    known = (*METHODS, *RULES)
-    for name in profile.methods:
-        if name not in known:
-            raise InputError(f"unknown method {name!r}; {did_you_mean(name, known)}")
-    return tuple(name for name in profile.methods or own if rules or name in METHODS)
+    asked = profile.methods_or(*own, known=(*METHODS, *RULES))
+    return tuple(name for name in asked if rules or name in METHODS)
 
 
 def vector(skill: Skill, method: str) -> Step:

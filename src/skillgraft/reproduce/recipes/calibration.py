@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from skillgraft.errors import InputError, did_you_mean
 from skillgraft.reproduce import formulas as f
 from skillgraft.reproduce.drafts import Column, table, wanted
 from skillgraft.reproduce.profile import Profile
@@ -45,10 +44,7 @@ def efficient_models(profile: Profile) -> dict[str, Model]:
     adapters = {name: tuned_by(optimizer="adamw", **changes) for name, changes in ADAPTERS.items()}
     grafts = {f"graft {100 * density:g} %": graft(density) for density in GRAFTS}
     models = {**adapters, **grafts, "graft 100 %": tuned}
-    for name in profile.methods:
-        if name not in models:
-            raise InputError(f"unknown method {name!r}; {did_you_mean(name, models)}")
-    return {name: models[name] for name in profile.methods or models}
+    return {name: models[name] for name in profile.methods_or(*models)}
 
 
 def table1(profile: Profile) -> Sequence[Draft]:
