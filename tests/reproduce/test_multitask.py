@@ -62,6 +62,17 @@ def made(store: Store, *steps: Step) -> list[Path]:
     return [store.path(step) for step in steps]
 
 
+def test_masks_take_steps_of_the_size_that_the_profile_has_for_an_optimizer(toys: Profile) -> None:
+    plans = {**toys.plans, "adamw": toys.plans["sgd"].with_changes(optimizer="adamw")}
+    larger = replace(toys, plans=plans, region_lr={"adamw": 1e8})
+
+    def step_size(**changes: str) -> float | None:
+        size: float | None = Mixture(larger, toys.tasks, 12, 0, changes).graft(toys.tasks[0]).settings.get("lr")
+        return size
+
+    assert (step_size(), step_size(optimizer="adamw")) == (None, 1e8)
+
+
 def test_grafts_unions_and_purified_unions_are_the_librarys(mixture: Mixture, store: Store) -> None:
     group = mixture.tasks[:2]
     one, two, union, pure, model = made(

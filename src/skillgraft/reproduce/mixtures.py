@@ -41,6 +41,9 @@ class Mixture:
         """A task's region, as a graft with the model's numbers: γ > ½, as many entries as that has."""
         steps = self.profile.region_steps
         settings = {"task": task, "start": self.start, "steps": steps, "look_every": max(1, steps // LOOKS)}
+        optimizer = self.changes.get("optimizer", "sgd")
+        if optimizer in self.profile.region_lr:
+            settings["lr"] = self.profile.region_lr[optimizer]
         return Step("task-region", {**self._search, **settings}, {"tuned": self.tuned()})
 
     def union(self, group: Sequence[str]) -> Step:

@@ -21,6 +21,7 @@ class Profile:
     """`tasks`, `shots`, `seeds`, `ood`, `controls` and `methods` replace a recipe's own where they are given.
 
     `few` and `many` are what stands for P1's 64 and 4096 examples per class, `together` for the 4096 of each of several tasks.
+    `region_lr` has the step size of the masks of multi-task models by the optimizer that tuned them, where it is not P1's.
     `epochs` and `draws` go by shots: up to so many shots, so many epochs, and so many draws of training rows (seeds). P2 trains
     on `rows` in natural proportion (None: all that do not validate) by the plan "p2", and looks at `judged_rows` validation
     rows for every scale.
@@ -46,6 +47,7 @@ class Profile:
     most_steps: int | None = None
     region_steps: int = 40
     region_rows: int = 256
+    region_lr: Mapping[str, float] = field(default_factory=dict)
     rows: int | None = 1536
     judged_rows: int = 200
 
@@ -119,7 +121,8 @@ _CPU = {
 PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "cpu": {"plans": _CPU, "many": 512, "together": 256, "epochs": {64: 30, 4096: 15}, "draws": {64: 2, 4096: 1},
-                "most_steps": 960},
+                "most_steps": 960,
+                "region_lr": {"adamw": 1e8}},  # AdamW spreads its changes: P1's 1e7 leaves regions of 0 to 493 entries
         "paper": {
             "plans": {
                 "sgd": Plan(), "adamw": Plan(optimizer="adamw", lr=1e-5, weight_decay=0.0), "inside": Plan(),
