@@ -25,9 +25,9 @@ def human_bytes(count: float) -> str:
 
 def _number(value: float) -> str:
     """Counts in full; anything else to four digits."""
-    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+    return f"{value:z,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.4g}"
 
 
 _SHOWN: Mapping[Unit, Callable[[float], str]] = MappingProxyType(
-    {"percent": lambda value: f"{100 * value:.1f}", "number": _number, "bytes": human_bytes}
+    {"percent": lambda value: f"{100 * value:z.1f}", "number": _number, "bytes": human_bytes}
 )
