@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -150,6 +151,23 @@ def test_predictions_of_other_rows_are_not_compared(tmp_path: Path) -> None:
         random_predictions(rows, 2, made_by={"model": model, "split": "test"}).save(tmp_path / "p" / f"{model}.npz")
     report([tmp_path / "p"], tmp_path / "page.html")
     assert "toy, 20 test rows" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        ({"a": "graft", "b": "graft", "c": "base"}, ["base", "a", "b"]),
+        ({"a": "graft", "b": "graft", "c": "a"}, ["p/a.npz", "p/b.npz", "p/c.npz"]),
+    ],
+)
+def test_models_of_one_name_go_by_their_files(tmp_path: Path, files: dict[str, str], names: list[str]) -> None:
+    from ..measure.making import random_predictions
+
+    for file, model in files.items():
+        random_predictions(20, 2, made_by={"model": model, "split": "test"}).save(tmp_path / "p" / f"{file}.npz")
+    report([tmp_path / "p"], tmp_path / "page.html")
+    text = section((tmp_path / "page.html").read_text(), "scores")
+    assert re.findall(r'<th scope="row">([^<]*)</th><td', text)[: len(names)] == names
 
 
 def test_scales_of_several_grafts_are_a_table(tmp_path: Path) -> None:

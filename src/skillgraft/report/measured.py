@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -103,15 +103,28 @@ def calibration(found: Found) -> Markup:
 
 def _said(found: Found) -> dict[tuple[str, str, str], dict[str, Predictions]]:
     """Saved predictions by folder, task and split, and in there by model; base comes first."""
-    groups: dict[tuple[str, str, str], dict[str, Predictions]] = {}
-    for artefact in sorted(
-        found.of("predictions"), key=lambda each: (each.value.made_by.get("model") != "base", each.name)
-    ):
+    groups: dict[tuple[str, str, str], list[Artefact]] = {}
+    for artefact in sorted(found.of("predictions"), key=lambda each: (_model(each) != "base", each.name)):
         said: Predictions = artefact.value
-        group = groups.setdefault((_folder(artefact), said.task, said.made_by.get("split", "some")), {})
-        name = said.made_by.get("model", artefact.stem)
-        group[name if name not in group else artefact.name] = said
-    return dict(sorted(groups.items()))
+        key = (_folder(artefact), said.task, said.made_by.get("split", "some"))
+        groups.setdefault(key, []).append(artefact)
+    return {key: _by_model(members) for key, members in sorted(groups.items())}
+
+
+def _by_model(members: Sequence[Artefact]) -> dict[str, Predictions]:
+    """Models by what they are, those that are the same ("graft" twice) by their files."""
+    models = [*map(_model, members)]
+    files = short_names(members)
+    names = [model if models.count(model) == 1 else file for model, file in zip(models, files, strict=True)]
+    if len(set(names)) < len(names):
+        names = [each.name for each in members]
+    return {name: each.value for name, each in zip(names, members, strict=True)}
+
+
+def _model(artefact: Artefact) -> str:
+    """What a predictions file says that it comes from."""
+    said: Predictions = artefact.value
+    return said.made_by.get("model", artefact.stem)
 
 
 def _folder(artefact: Artefact) -> str:
