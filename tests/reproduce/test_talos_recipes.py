@@ -50,7 +50,7 @@ EXPECTED: Mapping[str, Sequence[Shape]] = {
         (("0.01", "0.05", "0.1", "0.2", "0.3", "0.4"), ("the task itself", "other tasks")),
     ],
     "talos-fig2": [*[(SCALES, SCALES)] * 3, (("films + animals",), FEW)],
-    "talos-fig3": [*[(TASKS, TASKS)] * 3, (("its own task", "other tasks"), FEW)],
+    "talos-fig3": [*[(TASKS, TASKS)] * 3, (("its own task", "other tasks", "other tasks: distance from 100"), FEW)],
     "talos-fig4": [(KINDS, REGIONS)] * 2,
     "talos-fig5": [
         *[(LAYERS, KINDS)] * 6,

@@ -29,7 +29,7 @@ from skillgraft.reproduce.jobs.saying import say
 from skillgraft.reproduce.profile import profile
 from skillgraft.reproduce.skills import METHODS, Skill, added, single, teams, vector
 from skillgraft.training.finetune import finetune
-from skillgraft.training.linearised import near_linearity, post_hoc
+from skillgraft.training.linearised import near_linearity
 from skillgraft.training.plan import Plan
 from tests.compose.toy_tasks import QUICK, place, tasks  # noqa: F401
 from tests.readouts import making
@@ -102,7 +102,7 @@ def test_a_sum_is_scaled_as_the_library_scales_it(
     files = list(map(str, tasks[:2]))
     add(tmp_path, tuned, base=base, tasks=files, rule=rule, **({"linear": True} if linear else {}), **ROWS)
     changes = {name: extract(base, step / MODEL).without_heads() for name, step in tuned.items()}
-    bench = Workbench.open(base, files, scorer=post_hoc if linear else None, **ROWS)
+    bench = Workbench.open(base, files, linear=linear, **ROWS)
     whole = combine(list(changes.values()), rule=rule)
     search = search_scale(bench, whole, singles=single_scores(bench, changes))
     assert read_facts(tmp_path) == json.loads(json.dumps(search.as_json()))
@@ -196,7 +196,10 @@ def test_an_undertrained_vector_has_its_number_beside_and_a_reason_in_the_compar
 
 
 def test_function_localisation_by_hand(tmp_path: Path) -> None:
-    assert v.localised(said(tmp_path, "tuned", 40), said(tmp_path, "base", 50)).value == pytest.approx(0.8)
+    base = said(tmp_path, "base", 50)
+    assert v.localised(said(tmp_path, "tuned", 40), base).value == pytest.approx(0.8)
+    for right in (40, 60):  # as far below the base as above it
+        assert v.disturbed(said(tmp_path, f"tuned {right}", right), base).value == pytest.approx(0.2)
 
 
 def a_region(folder: Path, name: str, sites: dict[str, list[int]]) -> Path:

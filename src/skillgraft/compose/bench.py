@@ -1,36 +1,33 @@
 """A loaded base and the tasks' encoded rows, ready to say what any graft does: for searches that try many of them.
 
     bench = Workbench.open("MiniLM", ["sst2", "ag_news"], rows=200, shots=64)
+    way = bench.along(graft)
     for scale in scale_grid(21):
-        said = bench.said(at_scale(graft, scale))    # task → Predictions
+        said = way.said(scale)    # task → Predictions
 
 The model is loaded and the rows are encoded once. A graft is put on live: only its entries are written, the numbers are
-those that `apply` would write, and the base's exact bits are back afterwards. With `scorer=post_hoc` it is not put on: its
-scores are those of the model linearised around the base.
+those that `apply` would write, and the base's exact bits are back afterwards. A `linear` bench says what the model linearised
+around the base says: nothing is put on, and each graft takes one pass over a task's rows, whatever the number of scales.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from torch import nn
 
 from skillgraft.compose.judged import ROWS, judged_rows
 from skillgraft.compose.rules import combine, heads_alone
 from skillgraft.errors import InputError, did_you_mean, listed
 from skillgraft.graft import Graft
 from skillgraft.live import grafted
-from skillgraft.measure.predict import Scores, predict
+from skillgraft.measure.predict import predict
 from skillgraft.measure.predictions import Predictions
 from skillgraft.readouts.loading import Opened, open_readouts
-from skillgraft.readouts.readout import Encoded, Readout
+from skillgraft.readouts.readout import Encoded
 from skillgraft.tasks import Task
-
-# How scores are read off the base's model for a graft that is not put on it, as `training.linearised.post_hoc` does.
-Scorer = Callable[[nn.Module, Readout, Graft], Scores]
+from skillgraft.training.linearised import Tangent, tangent
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +38,7 @@ class Workbench:
     rows: tuple[Sequence[Encoded], ...]
     split: str
     batch_size: int
-    scorer: Scorer | None = None
+    linear: bool = False
 
     @classmethod
     def open(
@@ -57,13 +54,13 @@ class Workbench:
         readout: str = "auto",
         max_length: int | None = None,
         batch_size: int = 64,
-        scorer: Scorer | None = None,
+        linear: bool = False,
     ) -> Workbench:
         """Load the base. `judged_rows` says what the options about rows mean; it refuses wrong data before the model loads."""
         chosen = judged_rows(tasks, rows=rows, shots=shots, train_rows=train_rows, seed=seed, split=split)
         opened = open_readouts(base, [task for task, _ in chosen], readout=readout, max_length=max_length)
         encoded = [one.encode(examples) for one, (_, examples) in zip(opened.readouts, chosen, strict=True)]
-        return cls(opened, tuple(encoded), split, batch_size, scorer)
+        return cls(opened, tuple(encoded), split, batch_size, linear)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -72,20 +69,34 @@ class Workbench:
 
     def said(self, graft: Graft | None = None, *, tasks: Sequence[str] | None = None) -> dict[str, Predictions]:
         """What the base with this graft on it says about the rows of these tasks (all by default)."""
+        if graft is not None and self.linear:
+            return self.along(graft).said(1.0, tasks=tasks)
         wanted = [self._place(name) for name in (self.tasks if tasks is None else tasks)]
         self._check_heads(graft)
-        if graft is None or self.scorer is None:
-            with nullcontext() if graft is None else grafted(self.opened.model, graft):
-                return {self.tasks[place]: self._predicted(place) for place in wanted}
-        body = graft.without_heads()
-        with grafted(self.opened.model, heads_alone(graft)) if graft.heads else nullcontext():
-            return {self.tasks[place]: self._predicted(place, linearised=body) for place in wanted}
+        with nullcontext() if graft is None else grafted(self.opened.model, graft):
+            return {self.tasks[place]: self._predicted(place) for place in wanted}
 
-    def _predicted(self, place: int, *, linearised: Graft | None = None) -> Predictions:
+    def along(self, *grafts: Graft, head: Graft | None = None) -> Way:
+        """The base and any multiples of these grafts added to it; `head` is the graft whose heads are kept."""
+        return Way(self, grafts, head)
+
+    def tangent(self, task: str, grafts: Sequence[Graft], *, head: Graft | None = None) -> Tangent:
+        """The model linearised around the base along these grafts, by their places, for a task's rows."""
+        place = self._place(task)
+        heads = combine([heads_alone(graft) for graft in grafts], head=head)
+        self._check_heads(heads)
+        bodies = {str(number): graft.without_heads() for number, graft in enumerate(grafts)}
         model, readout = self.opened.model, self.opened.readouts[place]
-        scores = None if linearised is None or self.scorer is None else self.scorer(model, readout, linearised)
-        made_by = {"split": self.split, "readout": self.opened.name}
-        return predict(model, readout, self.rows[place], batch_size=self.batch_size, scores=scores, made_by=made_by)
+        with grafted(model, heads) if heads.heads else nullcontext():
+            return tangent(model, readout, self.rows[place], bodies, batch_size=self.batch_size, made_by=self._made_by)
+
+    def _predicted(self, place: int) -> Predictions:
+        model, readout = self.opened.model, self.opened.readouts[place]
+        return predict(model, readout, self.rows[place], batch_size=self.batch_size, made_by=self._made_by)
+
+    @property
+    def _made_by(self) -> dict[str, str]:
+        return {"split": self.split, "readout": self.opened.name}
 
     def _place(self, name: str) -> int:
         if name not in self.tasks:
@@ -106,6 +117,28 @@ class Workbench:
                     f"the {self.opened.name} readout of {listed(self.tasks)} reads the head {name} of shape {wanted}, but "
                     f"{found}; measure a graft on the tasks that its head was trained for, or use another readout"
                 )
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """base + Σ scale · graft on a bench, for any scales."""
+
+    bench: Workbench
+    grafts: tuple[Graft, ...]
+    head: Graft | None = None
+    _tangents: dict[str, Tangent] = field(default_factory=dict, repr=False)
+
+    def said(self, *scales: float, tasks: Sequence[str] | None = None) -> dict[str, Predictions]:
+        """What it says at these scales, one for each graft, about the rows of these tasks (all by default)."""
+        if not self.bench.linear:
+            return self.bench.said(weighted_sum(self.grafts, scales, head=self.head), tasks=tasks)
+        by_place = dict(zip(map(str, range(len(self.grafts))), scales, strict=True))
+        return {task: self._tangent(task).at(by_place) for task in (self.bench.tasks if tasks is None else tasks)}
+
+    def _tangent(self, task: str) -> Tangent:
+        if task not in self._tangents:
+            self._tangents[task] = self.bench.tangent(task, self.grafts, head=self.head)
+        return self._tangents[task]
 
 
 def at_scale(graft: Graft, scale: float) -> Graft:

@@ -69,9 +69,9 @@ def forget(
     if not controls or target in controls:
         raise InputError(f"forgetting {target!r} needs control tasks other than itself, found {list(controls)}")
     trials: list[Trial] = []
-    grid = scale_grid(points, most=most)
+    grid, way = scale_grid(points, most=most), bench.along(graft)
     for number, scale in enumerate(grid, start=1):
-        said = bench.said(at_scale(graft, -scale), tasks=[target, *controls])
+        said = way.said(-scale, tasks=[target, *controls])
         scores = {task: METRICS["score"](predictions) for task, predictions in said.items()}
         base = trials[0].scores if trials else scores
         trials.append(Trial(scale, scores, all(scores[task] >= keep * base[task] - _ROUNDING for task in controls)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from skillgraft.compose.bench import Workbench, at_scale, weighted_sum
+from skillgraft.compose.bench import Workbench
 from skillgraft.errors import InputError, listed
 from skillgraft.graft import Graft
 from skillgraft.measure.comparisons import disentanglement_error, function_localisation
@@ -64,14 +64,16 @@ def disentanglement_map(
     if len(grafts) != 2:
         raise InputError(f"a disentanglement map is about two tasks, found {len(grafts)}: {listed(grafts)}")
     first, second = grafts
+    ways = {task: bench.along(graft) for task, graft in grafts.items()}
     alone = {
-        (task, alpha): bench.said(at_scale(graft, alpha), tasks=[task])[task]
-        for task, graft in grafts.items()
+        (task, alpha): way.said(alpha, tasks=[task])[task]
+        for task, way in ways.items()
         for alpha in dict.fromkeys(alphas)
     }
+    both = bench.along(*grafts.values())
     cells: dict[tuple[float, ...], Estimate] = {}
     for number, scales in enumerate(product(alphas, repeat=2), start=1):
-        together = bench.said(weighted_sum(list(grafts.values()), scales), tasks=list(grafts))
+        together = both.said(*scales, tasks=list(grafts))
         pairs = [(alone[task, alpha], together[task]) for task, alpha in zip(grafts, scales, strict=True)]
         cells[scales] = disentanglement_error(pairs, bootstrap=bootstrap)
         progress(number, len(alphas) ** 2)
@@ -107,8 +109,8 @@ def scale_curve(
     bench: Workbench, graft: Graft, alphas: Sequence[float], *, progress: Progress = silent
 ) -> tuple[CurvePoint, ...]:
     """base + α · delta for each α: WiSE between the base (0) and the tuned model (1), P1 fig. 7."""
-    points = []
+    points, way = [], bench.along(graft)
     for number, alpha in enumerate(alphas, start=1):
-        points.append(CurvePoint(alpha, bench.said(at_scale(graft, alpha))))
+        points.append(CurvePoint(alpha, way.said(alpha)))
         progress(number, len(alphas))
     return tuple(points)

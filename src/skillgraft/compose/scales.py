@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skillgraft.compose.bench import Workbench, at_scale, scale_grid, weighted_sum
+from skillgraft.compose.bench import Way, Workbench, scale_grid, weighted_sum
 from skillgraft.compose.judged import own_grafts
 from skillgraft.compose.rules import combine
 from skillgraft.errors import InputError, listed
@@ -105,11 +105,11 @@ def search_scale(
     progress: Progress = silent,
 ) -> ScaleSearch:
     """base + scale · delta for `points` scales in [0, most]. Without `singles` accuracies are not normalised."""
-    judge = _Judge(bench, singles)
+    judge = _Judge(bench.along(graft), singles)
     grid = scale_grid(points, most=most)
     found = []
     for number, scale in enumerate(grid, start=1):
-        found.append(judge.point((scale,), at_scale(graft, scale)))
+        found.append(judge.point((scale,)))
         progress(number, len(grid))
     return ScaleSearch(tuple(found), judge.singles)
 
@@ -132,7 +132,7 @@ def search_scales(
     """
     if not grafts:
         raise InputError("a search needs at least one graft, found none")
-    judge = _Judge(bench, singles)
+    judge = _Judge(bench.along(*grafts, head=head), singles)
     grid = scale_grid(points, most=most)
     tried: dict[tuple[float, ...], Point] = {}
     planned = len(grid) * (1 + rounds * len(grafts))
@@ -140,7 +140,7 @@ def search_scales(
     def best_of(candidates: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
         for scales in candidates:
             if scales not in tried:
-                tried[scales] = judge.point(scales, weighted_sum(grafts, scales, head=head))
+                tried[scales] = judge.point(scales)
                 progress(len(tried), planned)
         return ScaleSearch(tuple(tried.values()), judge.singles).best.scales
 
@@ -156,20 +156,20 @@ def search_scales(
 
 
 class _Judge:
-    """Turns grafts into points; the single-task accuracies are checked before anything runs."""
+    """Turns scales into points; the single-task accuracies are checked before anything runs."""
 
-    def __init__(self, bench: Workbench, singles: Mapping[str, float] | None) -> None:
-        self.bench = bench
-        self.singles = dict.fromkeys(bench.tasks, 1.0) if singles is None else dict(singles)
-        if self.singles.keys() != set(bench.tasks):
+    def __init__(self, way: Way, singles: Mapping[str, float] | None) -> None:
+        self.way, tasks = way, way.bench.tasks
+        self.singles = dict.fromkeys(tasks, 1.0) if singles is None else dict(singles)
+        if self.singles.keys() != set(tasks):
             raise InputError(
-                f"single-task accuracies are needed for {listed(bench.tasks)}, found {listed(self.singles) or 'none'}"
+                f"single-task accuracies are needed for {listed(tasks)}, found {listed(self.singles) or 'none'}"
             )
         zero = [task for task, accuracy in self.singles.items() if not accuracy > 0]
         if zero:
             raise InputError(f"the single-task accuracy of {listed(zero)} is 0 on these rows: nothing to normalise by")
 
-    def point(self, scales: tuple[float, ...], graft: Graft) -> Point:
-        accuracy = {task: METRICS["accuracy"](said) for task, said in self.bench.said(graft).items()}
+    def point(self, scales: tuple[float, ...]) -> Point:
+        accuracy = {task: METRICS["accuracy"](said) for task, said in self.way.said(*scales).items()}
         merit = sum(accuracy[task] / self.singles[task] for task in accuracy) / len(accuracy)
         return Point(scales, accuracy, merit)

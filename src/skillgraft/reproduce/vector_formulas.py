@@ -66,6 +66,12 @@ def localised(said: Path, base: Path) -> Estimate:
     return function_localisation(read(said), read(base))
 
 
+def disturbed(said: Path, base: Path) -> Estimate:
+    """How far accuracy over the base's is from 1, upwards or downwards: 0 where a skill leaves a task alone."""
+    ratio = localised(said, base)
+    return ratio if ratio.value is None else Estimate(abs(ratio.value - 1))
+
+
 def distance(own: Path, linear: Path, base: Path) -> Estimate:
     """‖f − f_lin‖ / ‖f − f_0‖: 0 where the model is linear along its delta."""
     return distance_from_linear(read(own), read(linear), base=read(base))

@@ -135,6 +135,7 @@ def tangent(
     grafts: Mapping[str, Graft],
     *,
     batch_size: int = 64,
+    made_by: Mapping[str, str] | None = None,
 ) -> Tangent:
     """The linearised model along these deltas: one pass of the base, and one for each of them."""
 
@@ -143,7 +144,7 @@ def tangent(
         found = predict(model, readout, rows, batch_size=batch_size, scores=read).scores
         return np.where(np.isneginf(found), np.float32(0), found)  # absent choices do not change
 
-    base = predict(model, readout, rows, batch_size=batch_size)
+    base = predict(model, readout, rows, batch_size=batch_size, made_by=made_by)
     return Tangent(base, {name: slope(graft) for name, graft in grafts.items()})
 
 

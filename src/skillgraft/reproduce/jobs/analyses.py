@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from skillgraft.reproduce.jobs.arithmetic import change, workbench
+from skillgraft.reproduce.jobs.arithmetic import change
 from skillgraft.reproduce.jobs.artefacts import Needs, region_of, write_facts
 from skillgraft.reproduce.jobs.job import Job, say_tokens, tune_tokens
 from skillgraft.tasks import load_task
@@ -17,9 +17,10 @@ def disentangle(
     out: Path, needs: Needs, *, base: str, tasks: Sequence[str], alphas: Sequence[float], **bench: Any
 ) -> None:
     """ξ over the scales of two tasks' changes (P2 fig. 2); needs are a task's name → its graft or tuned model."""
+    from skillgraft.compose.bench import Workbench
     from skillgraft.compose.maps import disentanglement_map
 
-    place = workbench(base, tasks, **bench)
+    place = Workbench.open(base, tasks, **bench)
     found = disentanglement_map(place, {name: change(needs[name], base) for name in place.tasks}, alphas=alphas)
     write_facts(out, **found.as_json())
 

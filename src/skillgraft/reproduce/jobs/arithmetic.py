@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skillgraft import graft_file
 from skillgraft.errors import InputError
@@ -19,9 +19,6 @@ from skillgraft.reproduce.jobs.artefacts import GRAFT, MODEL, Needs, change_of, 
 from skillgraft.reproduce.jobs.job import Job, no_tokens, say_tokens
 from skillgraft.tasks import load_task
 from skillgraft.weight_files import read_json
-
-if TYPE_CHECKING:
-    from skillgraft.compose.bench import Workbench
 
 # Validation scores are fractions of whole rows: 0.81 − 0.01 must reach 0.80, whatever the last bit.
 _ROUNDING = 1e-9
@@ -64,10 +61,11 @@ def add(
 
     The scale is the best of 21 on validation, by accuracy over that of each task's own change alone (P2, addition).
     """
+    from skillgraft.compose.bench import Workbench
     from skillgraft.compose.rules import combine
     from skillgraft.compose.scales import search_scale, single_scores
 
-    place = workbench(base, tasks, **bench)
+    place = Workbench.open(base, tasks, **bench)
     changes = {name: change(needs[name], base) for name in place.tasks}
     together = combine(list(changes.values()), rule=rule, **(options or {}))
     search = search_scale(place, together, singles=single_scores(place, changes))
@@ -79,21 +77,14 @@ def negate(
     out: Path, needs: Needs, *, base: str, task: str, tasks: Sequence[str], keep: float = 0.95, **bench: Any
 ) -> None:
     """Take a task's change away from the base as far as the control `tasks` bear it (P2, negation); perhaps nothing of it."""
+    from skillgraft.compose.bench import Workbench
     from skillgraft.compose.forgetting import forget
 
-    place = workbench(base, [task, *tasks], **bench)
+    place = Workbench.open(base, [task, *tasks], **bench)
     target, *controls = place.tasks
     found = forget(place, change(needs["change"], base), target=target, controls=controls, keep=keep, or_base=True)
     graft_file.save(found.graft, out / GRAFT, overwrite=True)
     write_facts(out, **found.as_json())
-
-
-def workbench(base: str, tasks: Sequence[str], *, linear: bool = False, **options: Any) -> Workbench:
-    """The tasks' validation rows and the base; `linear` reads all scores linearised around the base."""
-    from skillgraft.compose.bench import Workbench
-    from skillgraft.training.linearised import post_hoc
-
-    return Workbench.open(base, tasks, scorer=post_hoc if linear else None, **options)
 
 
 def change(step: Path, base: str) -> Graft:

@@ -106,7 +106,7 @@ def _map_of(pair: Team, method: str) -> Step:
 
 
 def fig3(profile: Profile) -> Sequence[Draft]:
-    """Each tuned model on every task, over the base; and the mean of what it does to others."""
+    """Each tuned model on every task, over the base; and the means of what it does to its own and to others."""
     return [
         draft
         for words, some in teams(profile, profile.tasks_or(*TASKS)).items()
@@ -115,9 +115,9 @@ def fig3(profile: Profile) -> Sequence[Draft]:
 
 
 def _function_localisation(words: str, some: Sequence[Team], methods: Sequence[str]) -> list[Draft]:
-    def asked(pairs: Sequence[tuple[Skill, Skill]], method: str, *, partial: bool = False) -> Wanted:
+    def asked(pairs: Sequence[tuple[Skill, Skill]], method: str, formula: Formula = v.localised, **how: Any) -> Wanted:
         samples = tuple((single(a, method, task=b.task), b.says()) for a, b in pairs)
-        return Wanted(v.localised, samples, partial=partial)
+        return Wanted(formula, samples, **how)
 
     places = range(len(some[0]))
     matrices = []
@@ -130,10 +130,15 @@ def _function_localisation(words: str, some: Sequence[Team], methods: Sequence[s
         look: dict[str, Any] = {"look": "heatmap", "values_are": "accuracy / base's", "centre": 1.0}
         matrices.append(Draft(f"{method}, {words}", cells, rows_are="tuned on", columns_are="scored on", **look))
     every = [(a, b) for team in some for a in team for b in team]
-    groups = {"its own task": [(a, b) for a, b in every if a == b], "other tasks": [(a, b) for a, b in every if a != b]}
+    own, others = [(a, b) for a, b in every if a == b], [(a, b) for a, b in every if a != b]
+    rows: dict[str, tuple[Sequence[tuple[Skill, Skill]], Formula]] = {
+        "its own task": (own, v.localised),
+        "other tasks": (others, v.localised),
+        "other tasks: distance from 100": (others, v.disturbed),
+    }
     means: Cells = {
-        (group, method): asked(pairs, method, partial=True)
-        for group, pairs in groups.items()
+        (row, method): asked(pairs, method, formula, partial=True)
+        for row, (pairs, formula) in rows.items()
         if pairs
         for method in methods
     }
