@@ -64,13 +64,12 @@ def disentanglement_map(
     if len(grafts) != 2:
         raise InputError(f"a disentanglement map is about two tasks, found {len(grafts)}: {listed(grafts)}")
     first, second = grafts
-    ways = {task: bench.along(graft) for task, graft in grafts.items()}
+    both = bench.along(*grafts.values())
     alone = {
-        (task, alpha): way.said(alpha, tasks=[task])[task]
-        for task, way in ways.items()
+        (task, alpha): both.said(*(alpha if other == task else 0.0 for other in grafts), tasks=[task])[task]
+        for task in grafts
         for alpha in dict.fromkeys(alphas)
     }
-    both = bench.along(*grafts.values())
     cells: dict[tuple[float, ...], Estimate] = {}
     for number, scales in enumerate(product(alphas, repeat=2), start=1):
         together = both.said(*scales, tasks=list(grafts))
