@@ -14,6 +14,7 @@ from skillgraft.names import (
     kind_of,
     layer_of,
     natural_key,
+    upper_layers,
 )
 
 # (name, layer, kind)
@@ -133,3 +134,14 @@ def test_natural_order():
     ]
     expected = ["layer.2.a", "layer.2.b", "layer.010.a", "layer.10.b", f"layer.{'9' * 5000}"]
     assert [name for name in sorted(names, key=natural_key) if name in expected] == expected
+
+
+def test_upper_layers_are_the_later_half_of_every_stack():
+    def stack(prefix, count):
+        return [f"{prefix}.{number}.mlp.fc1.weight" for number in range(count)]
+
+    assert upper_layers(stack("h", 12)) == {f"h.{number}" for number in range(6, 12)}
+    assert upper_layers(stack("h", 3)) == {"h.1", "h.2"}
+    towers = upper_layers([*stack("text_model.layers", 4), *stack("vision_model.layers", 2), "score.weight"])
+    assert towers == {"text_model.layers.2", "text_model.layers.3", "vision_model.layers.1"}
+    assert upper_layers(["embeddings.word_embeddings.weight"]) == frozenset()

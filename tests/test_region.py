@@ -24,7 +24,15 @@ SCOPE = Scope.of("all", {"w": (2, 3), "b": (3,)})
 
 @pytest.mark.parametrize(
     ("label", "size"),
-    [("layers", 16 + 4 + 32), ("biases", 4), ("all", 40 + 16 + 4 + 32 + 10), ("*.query.*", 20), ("lm_head.bias", 10)],
+    [
+        ("layers", 16 + 4 + 32),
+        ("biases", 4),
+        ("all", 40 + 16 + 4 + 32 + 10),
+        ("*.query.*", 20),
+        ("lm_head.bias", 10),
+        ("upper:layers", 32),
+        ("upper:all", 32),
+    ],
 )
 def test_a_scope_is_selected_by_its_label(label, size):
     scope = Scope.select(label, SHAPES)
@@ -38,6 +46,8 @@ def test_a_label_that_selects_nothing_is_refused():
         InputError, match=r"scope 'layer' selects none of the 6 tensors; names here: .*did you mean 'layers'"
     ):
         Scope.select("layer", SHAPES)
+    with pytest.raises(InputError, match=r"scope 'upper:layer' selects none .*did you mean 'layers'"):
+        Scope.select("upper:layer", SHAPES)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,14 @@ def kind_of(name: str) -> str:
     return "other"
 
 
+def upper_layers(names: Iterable[str]) -> frozenset[str]:
+    """The later half of every stack of layers, with the middle one of an odd number: `encoder.layer.3` … of six."""
+    stacks: dict[str, list[str]] = {}
+    for layer in sorted({layer_of(name) for name in names if in_layers(name)}, key=natural_key):
+        stacks.setdefault(layer.rpartition(".")[0], []).append(layer)
+    return frozenset(layer for stack in stacks.values() for layer in stack[len(stack) // 2 :])
+
+
 def body_prefix(names: Iterable[str]) -> str:
     """The leading components that every layer and every embedding share: `bert.` in BertForMaskedLM, "" in BertModel.
 

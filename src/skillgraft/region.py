@@ -28,12 +28,13 @@ import numpy.typing as npt
 
 from skillgraft.dtypes import frozen
 from skillgraft.errors import InputError, did_you_mean, listed
-from skillgraft.names import KINDS, in_layers, is_head, kind_of, layer_of, natural_key
+from skillgraft.names import KINDS, in_layers, is_head, kind_of, layer_of, natural_key, upper_layers
 
 Indices = npt.NDArray[np.integer[Any]]
 Shape = tuple[int, ...]
 
-# A scope's name is one of these or a pattern over parameter names.
+# A scope's name is one of these or a pattern over parameter names; with UPPER in front, what it names in upper layers.
+UPPER = "upper:"
 _SCOPES: dict[str, Callable[[str], bool]] = {
     "layers": in_layers,
     "biases": lambda name: in_layers(name) and name.endswith("bias"),
@@ -55,11 +56,18 @@ class Scope:
 
     @classmethod
     def select(cls, label: str, shapes: Mapping[str, Shape]) -> Scope:
-        """The tensors among `shapes` that `label` names: layers, biases, all, or a pattern such as `*.attention.*`."""
-        chosen = _SCOPES.get(label) or (lambda name: fnmatch.fnmatchcase(name, label))
+        """The tensors among `shapes` that `label` names: layers, biases, all, or a pattern such as `*.attention.*`.
+
+        `upper:layers` (or `upper:` before any of these) names those in the upper half of the layers.
+        """
+        rest = label.removeprefix(UPPER)
+        chosen = _SCOPES.get(rest) or (lambda name: fnmatch.fnmatchcase(name, rest))
         picked = {name: shape for name, shape in shapes.items() if chosen(name)}
+        if rest != label:
+            upper = upper_layers(shapes)
+            picked = {name: shape for name, shape in picked.items() if layer_of(name) in upper}
         if not picked:
-            hint = f"names here: {listed(sorted(shapes))}; or {did_you_mean(label, _SCOPES)}"
+            hint = f"names here: {listed(sorted(shapes))}; or {did_you_mean(rest, _SCOPES)}"
             raise InputError(f"scope {label!r} selects none of the {len(shapes)} tensors; {hint}")
         return cls.of(label, picked)
 

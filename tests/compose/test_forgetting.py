@@ -36,6 +36,19 @@ def test_forget_by_brute_force(place: Path, tasks: list[Path], pair: dict[str, G
     assert found.graft.digest == (-found.chosen.scale * skill).digest
 
 
+def test_a_task_of_f1_is_forgotten_by_its_accuracy(
+    place: Path, tasks: list[Path], pair: dict[str, Graft], bench: Workbench
+) -> None:
+    files = [file.with_name(f"{file.stem}-f1.toml") for file in tasks[:2]]
+    for file, plain in zip(files, tasks, strict=False):
+        file.write_text(f'metric = "f1"\n{plain.read_text()}')
+    by_f1 = Workbench.open(place / "encoder", files, rows=FEW, shots=20)
+    asked: dict[str, Any] = {"target": "films", "controls": ["animals"], "keep": 0.8, "points": 5}
+    found = forget(by_f1, 0.5 * pair["films"], **asked)
+    assert found.trials == forget(bench, 0.5 * pair["films"], **asked).trials
+    assert METRICS["score"](by_f1.said(tasks=["films"])["films"]) != found.trials[0].scores["films"]
+
+
 def test_a_table_has_the_base_where_nothing_qualifies(pair: dict[str, Graft], bench: Workbench) -> None:
     found = forget(bench, 0.0 * pair["films"], target="films", controls=["animals"], points=3, or_base=True)
     assert found.chosen.scale == 0.0
@@ -53,9 +66,9 @@ def test_forget_says_what_was_found_where_nothing_qualifies(pair: dict[str, Graf
 
 def _spoiling(bench: Workbench, graft: Graft, task: str) -> Graft:
     """A change, of either sign, that lowers this task at scales 0.5 and 1."""
-    base = METRICS["score"](bench.said(tasks=[task])[task])
+    base = METRICS["accuracy"](bench.said(tasks=[task])[task])
     for candidate in (graft, -graft, 3.0 * graft, -3.0 * graft):
-        if all(METRICS["score"](bench.said(scale * candidate, tasks=[task])[task]) < base for scale in (0.5, 1.0)):
+        if all(METRICS["accuracy"](bench.said(scale * candidate, tasks=[task])[task]) < base for scale in (0.5, 1.0)):
             return candidate
     raise AssertionError("no candidate spoils the task")
 

@@ -11,6 +11,7 @@ import pytest
 from skillgraft import Graft, Region
 from skillgraft.compose.bench import Workbench, weighted_sum
 from skillgraft.compose.scales import search_scale
+from skillgraft.errors import InputError
 from skillgraft.measure.predict import predict
 from skillgraft.training.linearised import Tangent, post_hoc
 from tests.compose.two_skills import _one_thread, bench, bits, pair, place, tasks  # noqa: F401
@@ -58,8 +59,12 @@ def test_a_way_passes_over_each_task_once_whatever_the_number_of_scales(
     found = search_scale(replace(bench, linear=True), pair["films"])
     assert len(found.points) == 21
     assert passes == list(bench.tasks)
-    with pytest.raises(ValueError, match="zip"):
-        replace(bench, linear=True).along(pair["films"]).said(0.5, 0.5)
+
+
+@pytest.mark.parametrize("linear", [True, False])
+def test_a_way_takes_one_scale_for_each_graft(linear: bool, pair: dict[str, Graft], bench: Workbench) -> None:
+    with pytest.raises(InputError, match="along 1 grafts takes one scale for each, found 2"):
+        replace(bench, linear=linear).along(pair["films"]).said(0.5, 0.5)
 
 
 def test_the_model_itself_says_along_a_way_what_it_says_with_the_sum_on_it(

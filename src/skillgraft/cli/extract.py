@@ -22,7 +22,9 @@ def run(
     region: Annotated[
         Path | None, typer.Option(metavar="R", help="Take exactly this region (a region or graft file).")
     ] = None,
-    scope: Annotated[str | None, typer.Option(help="layers (default), biases, all, or a name pattern.")] = None,
+    scope: Annotated[
+        str | None, typer.Option(help="layers (default), upper:layers, biases, all, or a name pattern.")
+    ] = None,
     convert: Annotated[bool, typer.Option("--convert", help="Round TUNED to BASE's number format.")] = False,
     json: Json = False,
 ) -> None:

@@ -16,7 +16,7 @@ def run(
     out: Out,
     task: Annotated[str, typer.Option("--task", metavar="T", help="The task to forget.")],
     control: Annotated[list[str], typer.Option("--control", metavar="C", help="A task to keep; may be repeated.")],
-    keep_control: Annotated[float, typer.Option(help="Share of BASE's score that every control keeps.")] = 0.95,
+    keep_control: Annotated[float, typer.Option(help="Share of BASE's accuracy that every control keeps.")] = 0.95,
     points: Annotated[int, typer.Option(help="Scales from 0 to 1 to try.")] = 21,
     rows: Annotated[int, typer.Option(help="At most so many validation rows of each task.")] = 200,
     shots: Shots = None,

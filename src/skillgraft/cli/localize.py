@@ -39,7 +39,7 @@ def run(
     paper_curve: Annotated[
         bool, typer.Option("--paper-curve", help="The same with a search from each density's γ_base (P1).")
     ] = False,
-    scope: Annotated[str, typer.Option(help="layers, biases, all, or a name pattern.")] = "layers",
+    scope: Annotated[str, typer.Option(help="layers, upper:layers, biases, all, or a name pattern.")] = "layers",
     start: Annotated[str, typer.Option(help="Learned: γ_base, as a density, empty, or a region file.")] = "1e-5",
     reference: Annotated[str, typer.Option(help="Outside the region: base, or zero (P1's lottery test).")] = "base",
     amplify: Annotated[

@@ -130,6 +130,8 @@ class Way:
 
     def said(self, *scales: float, tasks: Sequence[str] | None = None) -> dict[str, Predictions]:
         """What it says at these scales, one for each graft, about the rows of these tasks (all by default)."""
+        if len(scales) != len(self.grafts):
+            raise InputError(f"a way along {len(self.grafts)} grafts takes one scale for each, found {len(scales)}")
         if not self.bench.linear:
             return self.bench.said(weighted_sum(self.grafts, scales, head=self.head), tasks=tasks)
         by_place = dict(zip(map(str, range(len(self.grafts))), scales, strict=True))

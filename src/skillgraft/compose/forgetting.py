@@ -1,7 +1,8 @@
 """Take one skill out of a model and leave the others: base − scale · delta (P2, task negation).
 
-The scale is the one with the lowest score on the target task among those at which every control task keeps `keep` of the
-base's score, all on validation rows.
+The scale is the one with the lowest accuracy on the target task among those at which every control task keeps `keep` of the
+base's accuracy, all on validation rows. Accuracy judges tasks that are scored by F1 too: F1 rises where a model without the
+skill says yes to everything.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from skillgraft.graft import Graft
 from skillgraft.measure.metrics import METRICS
 from skillgraft.movement import Progress, silent
 
-# Scores are fractions of whole rows: 0.95 of 0.8 must count as kept by 0.76, whatever the last bit.
+# Accuracies are fractions of whole rows: 0.95 of 0.8 must count as kept by 0.76, whatever the last bit.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One scale: the tasks' scores there, and whether every control keeps enough."""
+    """One scale: the tasks' accuracies there, and whether every control keeps enough."""
 
     scale: float
     scores: Mapping[str, float]
@@ -65,14 +66,14 @@ def forget(
     with `or_base` it is the base, at scale 0, as a table of measured methods has it.
     """
     if not 0 < keep <= 1:
-        raise InputError(f"the share of a control's score to keep lies above 0 and is at most 1, found {keep}")
+        raise InputError(f"the share of a control's accuracy to keep lies above 0 and is at most 1, found {keep}")
     if not controls or target in controls:
         raise InputError(f"forgetting {target!r} needs control tasks other than itself, found {list(controls)}")
     trials: list[Trial] = []
     grid, way = scale_grid(points, most=most), bench.along(graft)
     for number, scale in enumerate(grid, start=1):
         said = way.said(-scale, tasks=[target, *controls])
-        scores = {task: METRICS["score"](predictions) for task, predictions in said.items()}
+        scores = {task: METRICS["accuracy"](predictions) for task, predictions in said.items()}
         base = trials[0].scores if trials else scores
         trials.append(Trial(scale, scores, all(scores[task] >= keep * base[task] - _ROUNDING for task in controls)))
         progress(number, len(grid))
@@ -95,6 +96,6 @@ def _why_not(trials: Sequence[Trial], target: str, controls: Sequence[str], keep
     first = trials[1]
     scores = ", ".join(f"{task} {base.scores[task]:.4f} → {first.scores[task]:.4f}" for task in [target, *controls])
     return (
-        f"no scale above 0 keeps {keep:.0%} of the controls' scores; at the smallest, {first.scale:g}: {scores}; try more "
+        f"no scale above 0 keeps {keep:.0%} of the controls' accuracy; at the smallest, {first.scale:g}: {scores}; try more "
         "points, a smaller share to keep, or a sparser graft"
     )

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from skillgraft.errors import InputError, SkillgraftError
+from skillgraft.region import UPPER
 from skillgraft.reproduce import parts
 from skillgraft.reproduce.content import scope_of
 from skillgraft.reproduce.profile import Profile
@@ -136,6 +137,11 @@ def _chosen(name: str, **options: Any) -> Callable[[Skill], Step]:
     return lambda skill: skill.region(name, **options)
 
 
+def _upper(name: str, **options: Any) -> Callable[[Skill], Step]:
+    """The same in the upper half of the layers."""
+    return lambda skill: skill.region(name, scope=f"{UPPER}{skill.scope}", **options)
+
+
 # The fewer and the less sensitive the entries, the larger the steps that reach full fine-tuning's accuracy.
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
@@ -147,6 +153,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "random 10 %": Method((2.0, 4.0, 10.0), region=_chosen("random-region")),
         "TaLoS": Method((4.0, 10.0, 20.0), region=_chosen("lowest-fisher", damp=0.1)),
         "TaLoS 30 %": Method((2.0, 4.0, 10.0), region=_chosen("lowest-fisher", damp=0.1, density=0.3)),
+        "TaLoS upper half": Method((4.0, 10.0, 20.0), region=_upper("lowest-fisher", damp=0.1, density=2 * DENSITY)),
+        "full upper half": Method(region=_upper("random-region", density=1.0)),
         "TaLoS plain": Method((4.0, 10.0, 20.0), region=_chosen("lowest-fisher", damp=1.0)),
         "highest Fisher": Method((1.0, 2.0, 4.0), region=_chosen("highest-fisher")),
         "lowest magnitude": Method((2.0, 4.0, 10.0), region=_chosen("lowest-magnitude")),

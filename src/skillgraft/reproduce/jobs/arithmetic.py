@@ -94,9 +94,10 @@ def change(step: Path, base: str) -> Graft:
 
 
 def _search_tokens(settings: Mapping[str, Any]) -> float:
-    """21 points, each over every task's rows."""
+    """21 points, each over every task's rows; of a linearised model the base and one slope, which costs about two passes."""
     many = len(settings["tasks"]) + ("task" in settings)
-    return 21 * many * say_tokens({"rows": 200, **settings})
+    passes = 3 if settings.get("linear") else 21
+    return passes * many * say_tokens({"rows": 200, **settings})
 
 
 JOBS: Mapping[str, Job] = MappingProxyType(

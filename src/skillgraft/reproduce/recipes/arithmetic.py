@@ -143,7 +143,7 @@ def _mean_majority(*said: Any) -> float:
 
 
 def negation(profile: Profile) -> Sequence[Draft]:
-    """Each task's vector taken away, as far as the control task keeps 95 % of the base's score."""
+    """Each task's vector taken away, as far as the control task keeps 95 % of the base's accuracy."""
     controls = profile.controls or CONTROLS
     names = methods_or(profile, *NEGATED)
     return [
