@@ -20,14 +20,17 @@ from skillgraft.graft_file import load, save_region
 from skillgraft.localize.pruning import pruning_sensitivity
 from skillgraft.localize.workplace import Rows
 from skillgraft.measure.predictions import Predictions
+from skillgraft.names import layer_of
 from skillgraft.region import Region, Scope
 from skillgraft.reproduce import vector_formulas as v
 from skillgraft.reproduce.jobs.analyses import cost, disentangle, prune
 from skillgraft.reproduce.jobs.arithmetic import add, best, negate
-from skillgraft.reproduce.jobs.artefacts import FACTS, GRAFT, MODEL, REGION, SAID, read_facts
+from skillgraft.reproduce.jobs.artefacts import FACTS, GRAFT, MODEL, REGION, SAID, read_facts, region_of
 from skillgraft.reproduce.jobs.saying import say
 from skillgraft.reproduce.profile import profile
-from skillgraft.reproduce.skills import METHODS, Skill, added, single, teams, vector
+from skillgraft.reproduce.run import run
+from skillgraft.reproduce.skills import METHODS, Skill, added, single, teams, trained_in, vector
+from skillgraft.reproduce.store import Store
 from skillgraft.training.finetune import finetune
 from skillgraft.training.linearised import near_linearity
 from skillgraft.training.plan import Plan
@@ -240,6 +243,22 @@ def test_every_method_searches_three_learning_rates_on_the_same_rows_and_steps(p
         assert [float(lr) for lr in chosen.needs] == pytest.approx([plan.lr for plan in plans])
         assert ("linear" in single(skill, name).settings) == method.linear
     assert vector(skill, "post-hoc linearised") == vector(skill, "full")
+
+
+def test_regions_of_the_upper_half_are_as_large_and_lie_in_the_later_layers(
+    place: Path, tasks: list[Path], tmp_path: Path
+) -> None:
+    skill = Skill(profile("smoke", base=str(place / "encoder")), str(tasks[0]), 0, rows=16)
+    store = Store(tmp_path)
+    regions = {name: trained_in(skill, name) for name in METHODS if METHODS[name].region}
+    assert run(list(regions.values()), store) == {}
+    found = {name: region_of(store.path(step)) for name, step in regions.items()}
+    for name in ("TaLoS", "LoTA"):
+        upper = found[f"{name} upper half"]
+        assert len(upper) == pytest.approx(len(found[name]), abs=1)
+        assert {layer_of(tensor) for tensor in upper} == {"encoder.layer.1"}
+        assert {layer_of(tensor) for tensor in found[name]} == {"encoder.layer.0", "encoder.layer.1"}
+    assert found["full upper half"].density == 1.0
 
 
 def test_the_tasks_of_a_team_train_on_as_many_rows_as_the_smallest_can_spare(place: Path, tasks: list[Path]) -> None:

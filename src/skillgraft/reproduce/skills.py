@@ -127,19 +127,19 @@ class Method:
     reads: str = ""
 
 
-def _lota(skill: Skill) -> Step:
-    """Where full fine-tuning moved the most."""
-    settings = {"base": skill.profile.base, "budget": DENSITY, "scope": skill.scope}
-    return Step("cut", settings, {"tuned": vector(skill, "full")})
+def _moved(density: float = DENSITY, *, part: str = "") -> Callable[[Skill], Step]:
+    """Where full fine-tuning moved the most (LoTA); `part` as in `_chosen`."""
+
+    def region(skill: Skill) -> Step:
+        settings = {"base": skill.profile.base, "budget": density, "scope": part + skill.scope}
+        return Step("cut", settings, {"tuned": vector(skill, "full")})
+
+    return region
 
 
-def _chosen(name: str, **options: Any) -> Callable[[Skill], Step]:
-    return lambda skill: skill.region(name, **options)
-
-
-def _upper(name: str, **options: Any) -> Callable[[Skill], Step]:
-    """The same in the upper half of the layers."""
-    return lambda skill: skill.region(name, scope=f"{UPPER}{skill.scope}", **options)
+def _chosen(name: str, *, part: str = "", **options: Any) -> Callable[[Skill], Step]:
+    """A region of the base in the layers, or in a part of them: `UPPER` is the upper half."""
+    return lambda skill: skill.region(name, scope=part + skill.scope, **options)
 
 
 # The fewer and the less sensitive the entries, the larger the steps that reach full fine-tuning's accuracy.
@@ -149,13 +149,17 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "linearised": Method((1.0, 2.0, 4.0), {"method": "linear"}, linear=True),
         "post-hoc linearised": Method(linear=True, reads="full"),
         "LoRA": Method((4.0, 10.0, 20.0), {"method": "lora"}),
-        "LoTA": Method((1.0, 2.0, 4.0), region=_lota),
+        "LoTA": Method((1.0, 2.0, 4.0), region=_moved()),
         "random 10 %": Method((2.0, 4.0, 10.0), region=_chosen("random-region")),
         "TaLoS": Method((4.0, 10.0, 20.0), region=_chosen("lowest-fisher", damp=0.1)),
         "TaLoS 30 %": Method((2.0, 4.0, 10.0), region=_chosen("lowest-fisher", damp=0.1, density=0.3)),
-        "TaLoS upper half": Method((4.0, 10.0, 20.0), region=_upper("lowest-fisher", damp=0.1, density=2 * DENSITY)),
-        "full upper half": Method(region=_upper("random-region", density=1.0)),
         "TaLoS plain": Method((4.0, 10.0, 20.0), region=_chosen("lowest-fisher", damp=1.0)),
+        # As many entries in half of the layers, and controls: all that these layers have, and the most moved of it.
+        "TaLoS upper half": Method(
+            (4.0, 10.0, 20.0), region=_chosen("lowest-fisher", part=UPPER, damp=0.1, density=2 * DENSITY)
+        ),
+        "LoTA upper half": Method((1.0, 2.0, 4.0), region=_moved(2 * DENSITY, part=UPPER)),
+        "full upper half": Method(region=_chosen("random-region", part=UPPER, density=1.0)),
         "highest Fisher": Method((1.0, 2.0, 4.0), region=_chosen("highest-fisher")),
         "lowest magnitude": Method((2.0, 4.0, 10.0), region=_chosen("lowest-magnitude")),
     }
