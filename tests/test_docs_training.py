@@ -11,9 +11,15 @@ from pathlib import Path
 import pytest
 import typer
 
+from skillgraft import load
 from skillgraft.cli.main import app
+from skillgraft.names import layer_of
 from skillgraft.training.plan import _CHOICES, RECIPES, Plan
+from tests.compose.toy_tasks import place, tasks  # noqa: F401
 from tests.test_docs_tasks import first_cells, write_example
+
+# pytest passes fixtures by their names, which are imported here
+# ruff: noqa: F811
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "training.md").read_text(encoding="utf-8")
@@ -47,6 +53,20 @@ def test_the_python_code_runs_and_the_folder_is_as_described(tmp_path: Path) -> 
     compared = {"agreement", "share_kept", "relative_gain"}
     assert models["base"].keys() | compared | {"gain"} == first_cells(rows)
     assert set(found) == set(re.findall(r"`(\w+)`", rows.split(". ")[0]))
+
+
+def test_skills_that_add_up(place: Path, tasks: list[Path]) -> None:
+    tiny = {"sst2": "films", "trec": "animals", "BASE": "encoder", "256": "20", "1536": "40", "250": "5"}
+    (shell,) = re.findall(r"```sh\n(.*?)```", section(PAGE, "Skills that add up"), re.DOTALL)
+    for word, ours in tiny.items():
+        assert word in shell
+        shell = shell.replace(word, ours)
+    shell = re.sub(r"--task (\S+)", r"--task \1.toml", shell).replace("skillgraft ", f"{sys.executable} -m skillgraft ")
+    assert {"films.toml", "animals.toml"} <= {file.name for file in tasks}
+    ended = subprocess.run(["bash", "-ec", shell], cwd=place, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    both = load(place / "both.safetensors")
+    assert {layer_of(name) for name in both.region} == {"encoder.layer.1"}
 
 
 def test_the_settings_are_the_plans() -> None:
