@@ -20,7 +20,8 @@ from .making import curve, grid
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
-        (0.847, "percent", "84.7"), (-0.0004, "percent", "0.0"), (-0.0, "number", "0"), (1, "percent", "100.0"),
+        (0.847, "percent", "84.7"), (-0.0004, "percent", "-0.04"), (1e-4, "percent", "0.01"), (1e-6, "percent", "0.0001"),
+        (-1e-7, "percent", "0.0"), (-0.0, "number", "0"), (1, "percent", "100.0"),
         (8500, "number", "8,500"), (0.32174, "number", "0.3217"),
         (1e-5, "number", "1e-05"), (0, "number", "0"), (-2.0, "number", "-2"), (999, "bytes", "999 B"),
         (336_200, "bytes", "336.2 kB"),

@@ -187,6 +187,18 @@ def test_some_rows_of_tables_6_and_7(studio: Path) -> None:
         RECIPES["table6"].draft(asked(studio, "table6", methods=("Lora 2",)))
 
 
+def test_a_profile_with_mask_steps_of_its_own_searches_with_them_too(studio: Path) -> None:
+    films = (str(studio / "films.toml"),)
+    plain, own = (asked(studio, "fig5", tasks=films, region_lr=lr) for lr in ({}, {"adamw": 1e8}))
+    (before,), (after,) = RECIPES["fig5"].draft(plain), RECIPES["fig5"].draft(own)
+    more = {column for _, column in after.cells.keys() - before.cells.keys()}
+    assert more == {"AdamW, larger mask steps", "AdamW + L1, larger mask steps"}
+    new = set(in_order(after.steps())) - set(in_order(before.steps()))
+    searches = [step.settings for step in new if step.job == "localize"]
+    assert len(searches) == 2 * len(DENSITIES)
+    assert {(each["lr"], each["start"]) for each in searches} == {(1e8, 1e-5)}
+
+
 def test_a_task_without_others_says_so(studio: Path) -> None:
     (draft,) = RECIPES["table3"].draft(asked(studio, "table3", tasks=(str(studio / "films.toml"),), ood=()))
     assert "name one with --ood" in str(draft.cells["films", "graft"])

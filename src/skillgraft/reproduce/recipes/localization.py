@@ -12,6 +12,7 @@ from skillgraft.reproduce.drafts import Column, Columns, curve, table
 from skillgraft.reproduce.profile import Profile
 from skillgraft.reproduce.recipe import Draft, Recipe
 from skillgraft.reproduce.samples import (
+    START,
     Ask,
     Model,
     Sample,
@@ -215,6 +216,7 @@ def fig5(profile: Profile) -> Sequence[Draft]:
         return _scores(
             {
                 **{name: _from_top(density, changes) for name, changes in OPTIMIZERS.items()},
+                **_with_larger_steps(profile, density),
                 **{f"{name}, tuned": tuned_by(**changes) for name, changes in OPTIMIZERS.items()},
                 "base": base,
             }
@@ -252,6 +254,23 @@ def _top(density: float) -> dict[str, Any]:
 
 def _from_top(density: float, changes: Mapping[str, Any] = MappingProxyType({}), **options: Any) -> Model:
     return lambda sample: {"graft": sample.graft(sample.tuned(**changes), **_top(density), **options)}
+
+
+def _with_larger_steps(profile: Profile, density: float) -> dict[str, Model]:
+    """Searches from P1's smallest γ_base, for the models of optimizers for which the profile has mask steps of their own.
+
+    From the top of a density itself, entries that moved much keep their place whatever the search finds.
+    """
+
+    def larger(changes: Mapping[str, Any]) -> Model:
+        options = {"budget": density, "start": START, "lr": profile.region_lr[changes["optimizer"]]}
+        return lambda sample: {"graft": sample.graft(sample.tuned(**changes), **options)}
+
+    return {
+        f"{name}, larger mask steps": larger(changes)
+        for name, changes in OPTIMIZERS.items()
+        if changes.get("optimizer") in profile.region_lr
+    }
 
 
 def _by(name: str, density: float, **options: Any) -> Model:
