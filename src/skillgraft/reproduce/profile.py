@@ -21,7 +21,7 @@ class Profile:
     """`tasks`, `shots`, `seeds`, `ood`, `controls` and `methods` replace a recipe's own where they are given.
 
     `few` and `many` are what stands for P1's 64 and 4096 examples per class, `together` for the 4096 of each of several tasks.
-    `region_lr` has the step size of the masks of multi-task models by the optimizer that tuned them, where it is not P1's.
+    `region_lr` has step sizes of masks, other than P1's, by the optimizer that tuned the model (multi-task regions, figure 5).
     `epochs` and `draws` go by shots: up to so many shots, so many epochs, and so many draws of training rows (seeds). P2 trains
     on `rows` in natural proportion (None: all that do not validate) by the plan "p2", and looks at `judged_rows` validation
     rows for every scale.
