@@ -63,9 +63,10 @@ class Skill:
         settings = {**self.read, "tasks": [self.task], **self.drawn, "seed": self.seed, "plan": plan}
         return Step("tune", settings, {} if only is None else {"only": only})
 
-    def region(self, name: str, **options: Any) -> Step:
-        """A tenth of the base's layers, chosen without tuning, by at most the profile's number of rows."""
-        chosen = {"task": self.task, "name": name, "density": DENSITY, "scope": self.scope, "data": self.few_rows}
+    def region(self, name: str, *, part: str = "", **options: Any) -> Step:
+        """A tenth of the base's layers, or of a `part` of them (`UPPER`), chosen without tuning by at most the profile's rows."""
+        scope = part + self.scope
+        chosen = {"task": self.task, "name": name, "density": DENSITY, "scope": scope, "data": self.few_rows}
         return Step("base-region", {"base": self.profile.base, **chosen, **options})
 
     @property
@@ -128,7 +129,7 @@ class Method:
 
 
 def _moved(density: float = DENSITY, *, part: str = "") -> Callable[[Skill], Step]:
-    """Where full fine-tuning moved the most (LoTA); `part` as in `_chosen`."""
+    """Where full fine-tuning moved the most (LoTA), in the layers or in a `part` of them."""
 
     def region(skill: Skill) -> Step:
         settings = {"base": skill.profile.base, "budget": density, "scope": part + skill.scope}
@@ -137,9 +138,8 @@ def _moved(density: float = DENSITY, *, part: str = "") -> Callable[[Skill], Ste
     return region
 
 
-def _chosen(name: str, *, part: str = "", **options: Any) -> Callable[[Skill], Step]:
-    """A region of the base in the layers, or in a part of them: `UPPER` is the upper half."""
-    return lambda skill: skill.region(name, scope=part + skill.scope, **options)
+def _chosen(name: str, **options: Any) -> Callable[[Skill], Step]:
+    return lambda skill: skill.region(name, **options)
 
 
 # The fewer and the less sensitive the entries, the larger the steps that reach full fine-tuning's accuracy.

@@ -259,7 +259,7 @@ def _from_top(density: float, changes: Mapping[str, Any] = MappingProxyType({}),
 def _with_larger_steps(profile: Profile, density: float) -> dict[str, Model]:
     """Searches from P1's smallest γ_base, for the models of optimizers for which the profile has mask steps of their own.
 
-    From the top of a density itself, entries that moved much keep their place whatever the search finds.
+    From the most moved entries of each density a search hardly gets away in such models.
     """
 
     def larger(changes: Mapping[str, Any]) -> Model:
