@@ -22,6 +22,7 @@ from skillgraft.reproduce.samples import (
     draws,
     graft,
     says,
+    scaled,
     tuned,
     tuned_by,
 )
@@ -148,15 +149,20 @@ def nested(sample: Sample, density: float) -> Step:
 
 
 def fig3(profile: Profile) -> Sequence[Draft]:
-    """A linear head on the first token against the profile's own readout (a prompt, or a text head)."""
-    readouts = {f"{profile.readout} readout": profile, "linear head": replace(profile, readout="linear")}
+    """A linear head on the first token against the profile's own readout (a prompt, or a text head).
+
+    The base has no linear head of its own: beside grafts stands what tuned's head alone does on it.
+    """
+    readouts: dict[str, tuple[Profile, Mapping[str, Model]]] = {
+        f"{profile.readout} readout": (profile, {"base": base}),
+        "linear head": (replace(profile, readout="linear"), {"base with tuned's head": scaled(tuned, 0.0)}),
+    }
 
     def at(density: float) -> Columns:
-        models = {"graft": _from_top(density), "tuned": tuned, "base": base}
         return {
             f"{name}, {readout}": (f.score, _under(asked, says(model)))
-            for readout, asked in readouts.items()
-            for name, model in models.items()
+            for readout, (asked, without) in readouts.items()
+            for name, model in {"graft": _from_top(density), "tuned": tuned, **without}.items()
         }
 
     return _over_density(profile, at)
