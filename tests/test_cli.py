@@ -280,7 +280,7 @@ def test_the_documented_fields_are_the_real_ones(run: Run, words: str) -> None:
     ("words", "said"),
     [
         ("extract NOWHERE TUNED -o x", "NOWHERE does not exist; expected a model folder"),
-        ("extract BASE TUNED --budget 0 -o x", "a budget is a density between 0 and 1 or a count"),
+        ("extract BASE TUNED --budget 0 -o x", "a budget is a density up to 1.0 or a count"),
         ("extract BASE TUNED --budget 1e9 -o x", "more than the 44 of the scope 'layers'"),
         ("extract BASE TUNED --budget 4 --region a.safetensors -o x", "a budget or a region, not both"),
         ("extract BASE TUNED --scope bias -o x", "did you mean 'biases'?"),

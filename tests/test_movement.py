@@ -121,15 +121,17 @@ def test_difference_that_overflows_is_refused():
 SCOPE = Scope.of("layers", {"w": (10, 100)})
 
 
-@pytest.mark.parametrize(("budget", "count"), [(1, 1), (1000, 1000), (0.01, 10), (0.0125, 12), (1e-9, 1), (2.0, 2)])
-def test_budget_is_a_density_below_one_and_a_count_from_one(budget, count):
+@pytest.mark.parametrize(
+    ("budget", "count"), [(1, 1), (1.0, 1000), (1000, 1000), (0.01, 10), (0.0125, 12), (1e-9, 1), (2.0, 2)]
+)
+def test_budget_is_a_density_up_to_one_or_a_count(budget, count):
     assert count_of(budget, SCOPE) == count
 
 
 @pytest.mark.parametrize(
     ("budget", "said"),
     [
-        (0, "between 0 and 1 or a count from 1 up, found 0"),
+        (0, "a density up to 1.0 or a count of entries, found 0"),
         (-3, "found -3"),
         (float("nan"), "found nan"),
         (float("inf"), "found inf"),

@@ -31,12 +31,17 @@ def silent(done: int, total: int) -> None:
 
 
 def count_of(budget: float, scope: Scope) -> int:
-    """A budget as a number of entries: below 1 a density of the scope, otherwise a count. At least one entry."""
+    """A budget as a number of entries: a float up to 1.0 is a density of the scope (1.0 all of it), others are counts.
+
+    At least one entry. The int 1 is one entry.
+    """
     if not math.isfinite(budget) or budget <= 0:
-        raise InputError(f"a budget is a density between 0 and 1 or a count from 1 up, found {budget}")
-    if budget >= 1 and budget != int(budget):
-        raise InputError(f"a budget of 1 or more is a count of entries and must be whole, found {budget}")
-    count = int(budget) if budget >= 1 else max(1, round(budget * scope.size))
+        raise InputError(f"a budget is a density up to 1.0 or a count of entries, found {budget}")
+    if isinstance(budget, float) and budget <= 1:
+        return max(1, round(budget * scope.size))
+    if budget != int(budget):
+        raise InputError(f"a budget above 1 is a count of entries and must be whole, found {budget}")
+    count = int(budget)
     if count > scope.size:
         raise InputError(f"a budget of {count:,} entries is more than the {scope.size:,} of the scope {scope.label!r}")
     return count

@@ -34,6 +34,8 @@ def added(before: Array, delta: Array) -> Array:
 
 def blended(before: Array, after: Array, *, scale: float) -> Array:
     """before + scale · (after − before) in `before`'s format, rounded once. Overflow gives infinities."""
+    if scale == 0.0:
+        return before.copy()
     blend = _blend if before.dtype == np.float64 else _blend_to_odd
     return _chunked(before, after, lambda old, new: blend(old, new, scale))
 

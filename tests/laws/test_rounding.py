@@ -123,6 +123,13 @@ def one_entry(before: float, after: float, scale: float, dtype: Any) -> float:
     return float(graft.written("w")[0])
 
 
+@every_format
+def test_scale_0_leaves_the_bits_and_takes_no_long_way(dtype, monkeypatch):
+    monkeypatch.setattr("skillgraft.rounding._blend_by_fractions", None)  # exact, but a hundred times as slow
+    before, after = np.array([-0.0, 1.0, 3.0], dtype), np.array([1.0, -2.0, 0.0], dtype)
+    assert same_bits(blended(before, after, scale=0.0), before)
+
+
 def test_a_scale_of_three_tenths_does_not_make_a_tie():
     # 0.3 is a little less than 3/10, so 0.3 · 5 steps is a little less than 1.5 steps; float64 says exactly 1.5.
     step = 2.0**-24

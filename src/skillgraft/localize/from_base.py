@@ -65,7 +65,7 @@ def localize_base(
 ) -> tuple[Sensed, str, Info]:
     """The region, the base's fingerprint, and the provenance for the region file.
 
-    `density` below 1 is a share of the scope, from 2 up a count of entries. A method that reads no rows needs no task;
+    `density` up to 1 is a share of the scope, otherwise a count of entries. A method that reads no rows needs no task;
     `data.seed` seeds every method.
     """
     method = _method(name, options)
