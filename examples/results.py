@@ -80,7 +80,8 @@ def command(part: Mapping[str, Any]) -> str:
     words += [
         f"--{key.removesuffix('s') if key != 'shots' else key} {each}" for key in LISTS for each in part.get(key, ())
     ]
-    words += [f"({key} = {value})" for key, value in part.items() if key not in (*LISTS, *ABOUT)]
+    words += [f"--readout {part['readout']}"] if "readout" in part else []
+    words += [f"({key} = {value})" for key, value in part.items() if key not in (*LISTS, *ABOUT, "readout")]
     return " ".join(words)
 
 
