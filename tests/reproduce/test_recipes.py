@@ -16,7 +16,7 @@ from skillgraft.reproduce.recipes.calibration import ADAPTERS
 from skillgraft.reproduce.step import in_order
 
 TASKS = ("films", "plays")
-KEPT = ("majority", "base", "tuned", "tuned ECE", "tuned + temperature ECE", "graft", "graft ECE", "agreement",
+KEPT = ("majority", "base", "base + shift", "tuned", "tuned ECE", "tuned + temperature ECE", "graft", "graft ECE", "agreement",
         "share kept", "relative gain")  # fmt: skip
 SIZES = (*ADAPTERS, "graft 0.01 %", "graft 0.05 %", "graft 0.1 %", "graft 1 %", "graft 100 %")
 DENSITIES = ("1e-05", "0.0001", "0.001", "0.01")

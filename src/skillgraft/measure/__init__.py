@@ -22,6 +22,7 @@ from skillgraft.measure.comparisons import (
 from skillgraft.measure.intervals import Bootstrap, Estimate, interval, paired_difference, paired_ratio
 from skillgraft.measure.metrics import METRICS, Metric, calibration_error
 from skillgraft.measure.predictions import Predictions
+from skillgraft.measure.shifting import Shift, at_shift, fit_shift, shifted
 from skillgraft.measure.stability import Stability, stability
 from skillgraft.measure.summary import summary
 
@@ -34,12 +35,15 @@ __all__ = [
     "Metric",
     "Predictions",
     "Reliability",
+    "Shift",
     "Stability",
     "agreement",
+    "at_shift",
     "at_temperature",
     "calibration_error",
     "confidence_histogram",
     "disentanglement_error",
+    "fit_shift",
     "fit_temperature",
     "function_localisation",
     "generalization_bound",
@@ -51,6 +55,7 @@ __all__ = [
     "relative_gain",
     "reliability",
     "share_kept",
+    "shifted",
     "stability",
     "summary",
     "temperature_scaled",

@@ -19,6 +19,7 @@ from skillgraft.measure.intervals import Estimate, interval, paired_difference
 from skillgraft.measure.matrices import alike, coverage_matrix
 from skillgraft.measure.metrics import METRICS
 from skillgraft.measure.predictions import Predictions, same_rows
+from skillgraft.measure.shifting import shifted
 from skillgraft.names import kind_of
 from skillgraft.region import Region
 from skillgraft.reproduce.content import scope_of
@@ -34,6 +35,11 @@ def read(step: Path) -> Predictions:
 def score(said: Path) -> Estimate:
     """The task's own metric (accuracy, or F1)."""
     return interval(read(said))
+
+
+def shifted_score(said: Path, validation: Path) -> Estimate:
+    """The same after one number per class is added to the scores, fitted on validation rows."""
+    return interval(shifted(read(said), read(validation)))
 
 
 def ece(said: Path) -> Estimate:

@@ -46,6 +46,7 @@ def kept(model: Model) -> dict[str, Column]:
     return {
         "majority": (f.majority, says(base)),
         "base": (f.score, says(base)),
+        "base + shift": (f.shifted_score, says(base), says(base, split="validation")),
         "tuned": (f.score, says(tuned)),
         "tuned ECE": (f.ece, says(tuned)),
         "tuned + temperature ECE": (f.tempered_ece, says(tuned), says(tuned, split="validation")),
