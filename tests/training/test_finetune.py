@@ -80,6 +80,16 @@ def test_finetune_then_evaluate_from_the_command_line(run: Run, place: Path) -> 
     assert made["scores"]["test"]["films"]["accuracy"] == models["tuned"]["accuracy"]
 
 
+def test_evaluate_with_numbers_fitted_on_validation_rows(run: Run) -> None:
+    code, out, err = run("evaluate", "encoder", "--task", "films.toml", "--tuned", "encoder", "--shots", "8",
+                         "--temperature", "--shift", "--json")  # fmt: skip
+    assert code == 0, err
+    models = json.loads(out)["tasks"]["films"]
+    assert models.keys() == {"base", "encoder", "base + shift", "encoder + temperature"}
+    assert models["encoder + temperature"]["accuracy"] == models["encoder"]["accuracy"]
+    assert models["encoder + temperature"]["nll"] != models["encoder"]["nll"] != models["base + shift"]["nll"]
+
+
 def test_evaluate_prints_a_table(run: Run) -> None:
     code, out, err = run("evaluate", "encoder", "--task", "films.toml")
     assert code == 0, err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +33,9 @@ def run(
     temperature: Annotated[
         bool, typer.Option("--temperature", help="Also tuned models with a temperature fitted on validation.")
     ] = False,
+    shift: Annotated[
+        bool, typer.Option("--shift", help="Also BASE with class scores shifted to fit validation rows.")
+    ] = False,
     record: Annotated[bool, typer.Option("--record", help="Store the scores in the graft files.")] = False,
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Save all predictions (npz) in this folder.")] = None,
     json: Json = False,
@@ -62,9 +65,10 @@ def run(
     output.only_our_progress()
     with output.progress("evaluating") as progress:
         found = evaluate(base, tasks, split=split, on_model=lambda _m, _t, done, all_: progress(done, all_), **asked)
-        validation = evaluate(base, tasks, split="validation", **asked).said if temperature else None
+        validation = evaluate(base, tasks, split="validation", **asked).said if temperature or shift else {}
     said = {
-        name: _with_temperature(models, validation and validation[name], folders) for name, models in found.said.items()
+        name: {**models, **_fitted(models, validation.get(name, {}), folders if temperature else (), shift=shift)}
+        for name, models in found.said.items()
     }
     if save:
         for name, models in said.items():
@@ -95,13 +99,14 @@ def _checked_tasks(names: Sequence[str], split: str, data: Mapping[str, Any]) ->
     return tasks
 
 
-def _with_temperature(
-    models: dict[str, Predictions] | Any, validation: Any, folders: dict[str, Path]
+def _fitted(
+    models: Mapping[str, Predictions], validation: Mapping[str, Predictions], tuned: Iterable[str], *, shift: bool
 ) -> dict[str, Predictions]:
-    from skillgraft.measure import temperature_scaled
+    """What models say with a few numbers fitted on validation rows: the base's classes shifted, tuned at a temperature."""
+    from skillgraft.measure import shifted, temperature_scaled
 
-    scaled = {f"{n} + temperature": temperature_scaled(models[n], validation[n]) for n in folders} if validation else {}
-    return {**models, **scaled}
+    base = {"base + shift": shifted(models["base"], validation["base"])} if shift else {}
+    return base | {f"{name} + temperature": temperature_scaled(models[name], validation[name]) for name in tuned}
 
 
 def _summaries(models: dict[str, Predictions], folders: dict[str, Path]) -> dict[str, Any]:
