@@ -81,7 +81,7 @@ def test_finetune_then_evaluate_from_the_command_line(run: Run, place: Path) -> 
 
 
 def test_evaluate_with_numbers_fitted_on_validation_rows(run: Run) -> None:
-    code, out, err = run("evaluate", "encoder", "--task", "films.toml", "--tuned", "encoder", "--shots", "8",
+    code, out, err = run("evaluate", "encoder", "--task", "films.toml", "--tuned", "encoder", "--shots", "8", "--rows", "30",
                          "--temperature", "--shift", "--json")  # fmt: skip
     assert code == 0, err
     models = json.loads(out)["tasks"]["films"]

@@ -53,19 +53,23 @@ def run(
     grafts = {name: output.load_graft(path) for name, path in _by_name(graft or []).items()}
     if together and grafts:
         grafts["+".join(Path(name).stem for name in grafts)] = total(list(grafts.values()))
-    data = {"rows": rows, "shots": shots, "seed": seed}
-    tasks = _checked_tasks(task, split, data)
+    splits: list[dict[str, Any]] = [{"split": split, "rows": rows, "shots": shots, "seed": seed}]
+    if temperature or shift:
+        splits.append({"split": "validation", "rows": None if shots else rows, "shots": shots, "seed": seed})
+    tasks = _checked_tasks(task, splits)
 
     from skillgraft.measure.evaluate import evaluate
 
     asked: dict[str, Any] = {
         "tuned": folders, "grafts": grafts, "readout": readout, "max_length": max_length, "batch_size": batch_size,
-        **data,
     }  # fmt: skip
     output.only_our_progress()
     with output.progress("evaluating") as progress:
-        found = evaluate(base, tasks, split=split, on_model=lambda _m, _t, done, all_: progress(done, all_), **asked)
-        validation = evaluate(base, tasks, split="validation", **asked).said if temperature or shift else {}
+        found, *fitted = [
+            evaluate(base, tasks, on_model=lambda _m, _t, done, all_: progress(done, all_), **asked, **rows_of)
+            for rows_of in splits
+        ]
+    validation = fitted[0].said if fitted else {}
     said = {
         name: {**models, **_fitted(models, validation.get(name, {}), folders if temperature else (), shift=shift)}
         for name, models in found.said.items()
@@ -89,13 +93,14 @@ def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
     return named
 
 
-def _checked_tasks(names: Sequence[str], split: str, data: Mapping[str, Any]) -> list[Task]:
+def _checked_tasks(names: Sequence[str], splits: Sequence[Mapping[str, Any]]) -> list[Task]:
     """The tasks. Wrong data are refused here, before torch is imported, which takes seconds; they are read again later."""
     from skillgraft.tasks import load_task, measured_split
 
     tasks = [load_task(name) for name in names]
     for task in tasks:
-        measured_split(task, split, **data)
+        for split in splits:
+            measured_split(task, **split)
     return tasks
 
 
