@@ -11,9 +11,10 @@ from skillgraft.errors import InputError
 from skillgraft.report.sheet import Sheet, load_result
 from skillgraft.reproduce import reproduce
 from skillgraft.reproduce.profile import Profile, profile
+from skillgraft.reproduce.recipe import Draft, Wanted
 from skillgraft.reproduce.recipes import RECIPES
 from skillgraft.reproduce.recipes.calibration import ADAPTERS
-from skillgraft.reproduce.step import in_order
+from skillgraft.reproduce.step import Step, in_order
 
 TASKS = ("films", "plays")
 KEPT = ("majority", "base", "base + shift", "tuned", "tuned ECE", "tuned + temperature ECE", "graft", "graft ECE", "agreement",
@@ -69,6 +70,11 @@ EXPECTED: Mapping[str, Sequence[Shape]] = {
     ],
     "fig5": [
         (DENSITIES, ("SGD", "AdamW", "AdamW + L1", "SGD, tuned", "AdamW, tuned", "AdamW + L1, tuned", "base")),
+    ] * 2,
+    "pull": [
+        (("0", "0.0003", "0.001"),
+         ("base", *with_ece("tuned", "movement graft", "budgeted graft"), "share kept", "relative gain",
+          "share kept, without a pull", "relative gain, without a pull")),
     ] * 2,
     "fig6": [(tuple(f"{n / 10:g}–{(n + 1) / 10:g}" for n in range(10)), ("tuned", "graft"))] * 2,
     "fig7": [
@@ -131,9 +137,9 @@ def test_a_recipe_has_every_row_and_column_and_every_missing_cell_a_reason(
 
 
 def test_every_recipe_of_these_files_is_expected_here() -> None:
-    from skillgraft.reproduce.recipes import calibration, generalization, localization, regions, transfer
+    from skillgraft.reproduce.recipes import calibration, generalization, localization, pulled, regions, transfer
 
-    files = (localization, calibration, transfer, regions, generalization)
+    files = (localization, pulled, calibration, transfer, regions, generalization)
     assert {name for file in files for name in file.RECIPES} == set(EXPECTED)
 
 
@@ -149,8 +155,6 @@ def test_the_papers_own_tasks_and_shots_draft_without_running(name: str, studio:
 
 def test_the_papers_numbers_stand_in_the_papers_cells(studio: Path) -> None:
     """Every number of the paper's tables has its cell in the recipe's own draft."""
-    from skillgraft.reproduce.recipe import Wanted
-
     # Table 2: 13 tasks and two averages × 4 columns; without trec, with agreement but for the pairs' average.
     tables = {"table1": 32, "table2": 15 * 4 + 14 * 5 - 1, "table5": 32, "table6": 160, "table7": 128, "table8": 84}
     counts = dict.fromkeys(tables, 0)
@@ -197,6 +201,26 @@ def test_a_profile_with_mask_steps_of_its_own_searches_with_them_too(studio: Pat
     searches = [step.settings for step in new if step.job == "localize"]
     assert len(searches) == 2 * len(DENSITIES)
     assert {(each["lr"], each["start"]) for each in searches} == {(1e8, 1e-5)}
+
+
+def test_without_a_pull_the_recipe_takes_the_models_of_the_others(studio: Path) -> None:
+    """Strength 0 is the tuned model of table 2, and the one against which every strength's grafts are counted."""
+    films = (str(studio / "films.toml"),)
+    tuned = {step.key for step in tuning(RECIPES["table2"].draft(asked(studio, "table2", tasks=films, shots=(4,))))}
+    (draft,) = RECIPES["pull"].draft(asked(studio, "pull", tasks=films))
+    strengths = {step.settings["plan"]["l1"]: step.key for step in tuning([draft])}
+    assert set(strengths) == {0.0, 3e-4, 1e-3}
+    assert {strengths[0.0]} == tuned
+    for strength in ("0", "0.0003", "0.001"):
+        cell = draft.cells[strength, "share kept, without a pull"]
+        assert isinstance(cell, Wanted)
+        said_by_graft, said_by_tuned = cell.samples[0]
+        assert said_by_tuned.needs["tuned"].key == strengths[0.0]
+        assert said_by_graft.needs["graft"].needs["tuned"].key == strengths[float(strength)]
+
+
+def tuning(drafts: Sequence[Draft]) -> list[Step]:
+    return [step for step in in_order(each for draft in drafts for each in draft.steps()) if step.job == "tune"]
 
 
 def test_a_task_without_others_says_so(studio: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every table and figure of both papers, by name. A new file of recipes is one more name in FILES."""
+"""Every table and figure of both papers, and what goes beyond them, by name. A new file of recipes is one more name in FILES."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from skillgraft.reproduce.recipes import (
     generalization,
     localization,
     multitask,
+    pulled,
     regions,
     talos,
     talos_regions,
@@ -22,6 +23,7 @@ from skillgraft.reproduce.recipes import (
 
 FILES = (
     localization,
+    pulled,
     calibration,
     transfer,
     regions,
