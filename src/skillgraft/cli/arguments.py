@@ -23,3 +23,10 @@ ReadoutName = Annotated[str, typer.Option("--readout", help="auto, masked, causa
 Shots = Annotated[int | None, typer.Option("--shots", help="Rows per class.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed that draws the rows.")]
 MaxLength = Annotated[int | None, typer.Option("--max-length", help="Tokens at most, instead of the task's own.")]
+Points = Annotated[int, typer.Option("--points", help="Searching a scale: how many to try from 0 to 1.")]
+JudgedRows = Annotated[
+    int, typer.Option("--rows", help="Searching a scale: at most so many validation rows of each task.")
+]
+TrainRows = Annotated[
+    int | None, typer.Option("--train-rows", help="Rows that the grafts were trained on (finetune --rows).")
+]

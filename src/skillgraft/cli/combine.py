@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from skillgraft.cli import output
-from skillgraft.cli.arguments import GraftFiles, Head, Json, MaxLength, Out, ReadoutName, Seed, Shots
+from skillgraft.cli.arguments import (
+    GraftFiles,
+    Head,
+    Json,
+    JudgedRows,
+    MaxLength,
+    Out,
+    Points,
+    ReadoutName,
+    Seed,
+    Shots,
+    TrainRows,
+)
 from skillgraft.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,10 +52,10 @@ def run(
     base: Annotated[str | None, typer.Option(metavar="BASE", help="auto: model folder or hub name.")] = None,
     task: Annotated[list[str] | None, typer.Option(metavar="T", help="auto: the tasks, in the grafts' order.")] = None,
     per_task_scales: Annotated[bool, typer.Option("--per-task-scales", help="auto: one scale for each graft.")] = False,
-    points: Annotated[int, typer.Option(help="auto: scales from 0 to 1 to try.")] = 21,
-    rows: Annotated[int, typer.Option(help="auto: at most so many validation rows of each task.")] = 200,
+    points: Points = 21,
+    rows: JudgedRows = 200,
     shots: Shots = None,
-    train_rows: Annotated[int | None, typer.Option(help="Rows that grafts were trained on (finetune --rows).")] = None,
+    train_rows: TrainRows = None,
     seed: Seed = 0,
     readout: ReadoutName = "auto",
     max_length: MaxLength = None,

@@ -7,7 +7,19 @@ from typing import Annotated, Any
 import typer
 
 from skillgraft.cli import output
-from skillgraft.cli.arguments import GraftFile, Json, MaxLength, ModelName, Out, ReadoutName, Seed, Shots
+from skillgraft.cli.arguments import (
+    GraftFile,
+    Json,
+    JudgedRows,
+    MaxLength,
+    ModelName,
+    Out,
+    Points,
+    ReadoutName,
+    Seed,
+    Shots,
+    TrainRows,
+)
 
 
 def run(
@@ -17,10 +29,10 @@ def run(
     task: Annotated[str, typer.Option("--task", metavar="T", help="The task to forget.")],
     control: Annotated[list[str], typer.Option("--control", metavar="C", help="A task to keep; may be repeated.")],
     keep_control: Annotated[float, typer.Option(help="Share of BASE's accuracy that every control keeps.")] = 0.95,
-    points: Annotated[int, typer.Option(help="Scales from 0 to 1 to try.")] = 21,
-    rows: Annotated[int, typer.Option(help="At most so many validation rows of each task.")] = 200,
+    points: Points = 21,
+    rows: JudgedRows = 200,
     shots: Shots = None,
-    train_rows: Annotated[int | None, typer.Option(help="Rows that G was trained on (finetune --rows).")] = None,
+    train_rows: TrainRows = None,
     seed: Seed = 0,
     readout: ReadoutName = "auto",
     max_length: MaxLength = None,
