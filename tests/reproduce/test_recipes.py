@@ -72,8 +72,9 @@ EXPECTED: Mapping[str, Sequence[Shape]] = {
         (DENSITIES, ("SGD", "AdamW", "AdamW + L1", "SGD, tuned", "AdamW, tuned", "AdamW + L1, tuned", "base")),
     ] * 2,
     "pull": [
-        (("0", "0.0003", "0.001"),
-         ("base", *with_ece("tuned", "movement graft", "budgeted graft"), "share kept", "relative gain",
+        (tuple(f"{strength}, {way}" for strength in ("0", "0.0003", "0.001")
+               for way in ("movement", "budgeted", "learned")),
+         ("base", *with_ece("tuned", "graft"), "share kept", "relative gain",
           "share kept, without a pull", "relative gain, without a pull")),
     ] * 2,
     "fig6": [(tuple(f"{n / 10:g}–{(n + 1) / 10:g}" for n in range(10)), ("tuned", "graft"))] * 2,
@@ -204,19 +205,24 @@ def test_a_profile_with_mask_steps_of_its_own_searches_with_them_too(studio: Pat
 
 
 def test_without_a_pull_the_recipe_takes_the_models_of_the_others(studio: Path) -> None:
-    """Strength 0 is the tuned model of table 2, and the one against which every strength's grafts are counted."""
+    """Strength 0 has the tuned model and the grafts of table 2; every strength's grafts are counted against that model."""
     films = (str(studio / "films.toml"),)
-    tuned = {step.key for step in tuning(RECIPES["table2"].draft(asked(studio, "table2", tasks=films, shots=(4,))))}
+    table2 = RECIPES["table2"].draft(asked(studio, "table2", tasks=films, shots=(4,)))
+    tuned = {step.key for step in tuning(table2)}
     (draft,) = RECIPES["pull"].draft(asked(studio, "pull", tasks=films))
     strengths = {step.settings["plan"]["l1"]: step.key for step in tuning([draft])}
     assert set(strengths) == {0.0, 3e-4, 1e-3}
     assert {strengths[0.0]} == tuned
-    for strength in ("0", "0.0003", "0.001"):
-        cell = draft.cells[strength, "share kept, without a pull"]
+    made = {step.key for each in table2 for step in in_order(each.steps())}
+    for (row, column), cell in draft.cells.items():
+        if column != "share kept, without a pull":
+            continue
         assert isinstance(cell, Wanted)
+        strength, way = row.split(", ")
         said_by_graft, said_by_tuned = cell.samples[0]
         assert said_by_tuned.needs["tuned"].key == strengths[0.0]
         assert said_by_graft.needs["graft"].needs["tuned"].key == strengths[float(strength)]
+        assert (said_by_graft.needs["graft"].key in made) == (strength == "0" and way != "movement")
 
 
 def tuning(drafts: Sequence[Draft]) -> list[Step]:
