@@ -14,6 +14,7 @@ import time
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -78,7 +79,9 @@ def command(part: Mapping[str, Any]) -> str:
     """The command line that gives the same; in brackets what a profile of one's own would have to say."""
     words = ["skillgraft reproduce", part["recipe"], "--base", part["base"]]
     words += [
-        f"--{key.removesuffix('s') if key != 'shots' else key} {each}" for key in LISTS for each in part.get(key, ())
+        f"--{key.removesuffix('s') if key != 'shots' else key} {quote(str(each))}"
+        for key in LISTS
+        for each in part.get(key, ())
     ]
     words += [f"--readout {part['readout']}"] if "readout" in part else []
     words += [f"({key} = {value})" for key, value in part.items() if key not in (*LISTS, *ABOUT, "readout")]

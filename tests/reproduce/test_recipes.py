@@ -204,6 +204,15 @@ def test_a_profile_with_mask_steps_of_its_own_searches_with_them_too(studio: Pat
     assert {(each["lr"], each["start"]) for each in searches} == {(1e8, 1e-5)}
 
 
+def test_figure_2_may_have_some_of_its_ways(studio: Path) -> None:
+    """One nested search stands for the searches of all densities; an unknown way is refused by name."""
+    draft, _ = RECIPES["fig2"].draft(asked(studio, "fig2", methods=("movement", "learned, nested from 1e-05")))
+    assert {column for _, column in draft.cells} == {"movement", "learned, nested from 1e-05", "tuned", "base"}
+    assert [step.job for step in in_order(draft.steps())].count("nested") == 1
+    with pytest.raises(InputError, match="unknown method 'moved'; did you mean 'movement'"):
+        RECIPES["fig2"].draft(asked(studio, "fig2", methods=("moved",)))
+
+
 def test_without_a_pull_the_recipe_takes_the_models_of_the_others(studio: Path) -> None:
     """Strength 0 has the tuned model and the grafts of table 2; every strength's grafts are counted against that model."""
     films = (str(studio / "films.toml"),)

@@ -27,7 +27,8 @@ def run(
     ood: Annotated[list[str] | None, typer.Option(metavar="T", help="Out-of-distribution tasks instead.")] = None,
     control: Annotated[list[str] | None, typer.Option(metavar="T", help="Tasks that forgetting must keep.")] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Some methods or rules (P2), or rows of tables 6 and 7, instead of all.")
+        list[str] | None,
+        typer.Option(help="Some methods or rules (P2), rows of tables 6 and 7, lines of figure 2, instead of all."),
     ] = None,
     shots: Numbers = None,
     seed: Numbers = None,

@@ -127,16 +127,17 @@ def _longer(density: float, profile: Profile) -> Model:
 
 
 def fig2(profile: Profile) -> Sequence[Draft]:
-    """Score against density for learned regions (γ_base = the top of each density), movement and random ones."""
+    """Score against density for learned regions (γ_base = the top of each density), movement and random ones, or some of them."""
+    ways: dict[str, Callable[[float], Model]] = {
+        "learned": _from_top,
+        "learned, nested from 1e-05": lambda density: lambda sample: {"graft": nested(sample, density)},
+        "movement": lambda density: _by("movement", density),
+        "random": lambda density: _by("random", density),
+    }
+    chosen = profile.methods_or(*ways)
 
     def at(density: float) -> Columns:
-        ways: dict[str, Model] = {
-            "learned": _from_top(density),
-            "learned, nested from 1e-05": lambda sample: {"graft": nested(sample, density)},
-            "movement": _by("movement", density),
-            "random": _by("random", density),
-        }
-        return _scores({**ways, "tuned": tuned, "base": base})
+        return _scores({**{way: ways[way](density) for way in chosen}, "tuned": tuned, "base": base})
 
     return _over_density(profile, at)
 
