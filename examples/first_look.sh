@@ -2,12 +2,15 @@
 # One skill from end to end: tune MiniLM on sst2, cut grafts of several sizes out of it, score them on 1,000 test rows.
 # What docs/results.md shows under "One skill, looked at closely".
 #
-#   SKILLGRAFT_DATA=… examples/first_look.sh WORK
+#   SKILLGRAFT_DATA=… examples/first_look.sh WORK [200|960|pulled …]
 #
-# Two fine-tunes of one base on the same 512 rows per class: 200 steps, and 960 (15 epochs). Finished steps are kept in WORK.
+# Three fine-tunes of one base on the same 512 rows per class: 200 steps, 960 (15 epochs), and 960 with P1's pull towards the base;
+# or some of them. Finished steps are kept in WORK.
 set -euo pipefail
 here="$(cd "$(dirname "$0")/.." && pwd)"
 work="${1:?where to work}"
+models=("${@:2}")
+[ "${#models[@]}" -gt 0 ] || models=(200 960 pulled)
 bin="$here/.venv/bin"
 mkdir -p "$work"
 cd "$work"
@@ -17,26 +20,36 @@ sed -e 's/^negative = "a negative.*/negative = "a bad film"/' -e 's/^positive = 
   "$here/src/skillgraft/tasks/catalogue/sst2.toml" >films.toml
 read=(--task films.toml --shots 512 --max-length 64)
 
-# a graft of NAME in the model tuned for STEPS, by the given options of localize
-cut() {
-  local name="$1" steps="$2"
-  shift 2
-  [ -f "$name.safetensors" ] || "$bin/skillgraft" localize models/minilm "tuned-$steps" "${read[@]}" --batch-size 256 "$@" -o "$name.safetensors"
+# the model of that name
+tune() {
+  case "$1" in
+    200 | 960) local how=(--steps "$1") ;;
+    pulled) local how=(--steps 960 --l1 1e-3) ;;
+    *) echo "expected 200, 960 or pulled, found $1" >&2 && exit 2 ;;
+  esac
+  [ -d "tuned-$1" ] || "$bin/skillgraft" finetune models/minilm "${read[@]}" --lr 0.02 --batch-size 16 "${how[@]}" -o "tuned-$1"
 }
 
-for steps in 200 960; do
-  [ -d "tuned-$steps" ] || "$bin/skillgraft" finetune models/minilm "${read[@]}" --lr 0.02 --batch-size 16 --steps "$steps" -o "tuned-$steps"
+# a graft of NAME in that model, by the given options of localize
+cut() {
+  local name="$1-$2" tuned="tuned-$2"
+  shift 2
+  [ -f "$name.safetensors" ] || "$bin/skillgraft" localize models/minilm "$tuned" "${read[@]}" "$@" -o "$name.safetensors"
+}
+
+for model in "${models[@]}"; do
+  tune "$model"
   for budget in 1e-4 1e-3 1e-2; do
-    cut "movement-$budget-$steps" "$steps" --method movement --budget "$budget"
+    cut "movement-$budget" "$model" --method movement --budget "$budget"
   done
-  cut "authors-$steps" "$steps" --steps 40 --init uniform
-  cut "learned-$steps" "$steps" --steps 40 --budget 1e-4
-  cut "budgeted-$steps" "$steps" --method budgeted --budget 1e-4
+  cut authors "$model" --steps 40 --batch-size 256 --init uniform
+  cut learned "$model" --steps 40 --batch-size 256 --budget 1e-4
+  cut budgeted "$model" --method budgeted --budget 1e-4
 done
 
-for steps in 200 960; do
-  echo "## $steps steps"
+for model in "${models[@]}"; do
+  echo "## $model"
   grafts=()
-  for file in *-"$steps".safetensors; do grafts+=(--graft "$file"); done
-  "$bin/skillgraft" evaluate models/minilm --task films.toml --max-length 64 --rows 1000 --tuned "tuned-$steps" "${grafts[@]}"
+  for file in *-"$model".safetensors; do grafts+=(--graft "$file"); done
+  "$bin/skillgraft" evaluate models/minilm --task films.toml --max-length 64 --rows 1000 --tuned "tuned-$model" "${grafts[@]}"
 done
