@@ -234,6 +234,21 @@ def test_without_a_pull_the_recipe_takes_the_models_of_the_others(studio: Path) 
         assert (said_by_graft.needs["graft"].key in made) == (strength == "0" and way != "movement")
 
 
+def test_pairs_of_sentences_have_ten_times_as_many_entries(studio: Path) -> None:
+    """Some rows may be asked for by name; the density of a graft goes by how many texts a row of the task has."""
+    rows = ("0, budgeted", "0.001, learned", "0.001, movement")
+    single, pair = RECIPES["pull"].draft(asked(studio, "pull", tasks=("sst2", "qnli"), methods=rows))
+    for draft, density in ((single, 1e-4), (pair, 1e-3)):
+        assert tuple(dict.fromkeys(row for row, _ in draft.cells)) == rows
+        assert draft.title.endswith(f"density {density:g}")
+        grafts = [step.settings for step in in_order(draft.steps()) if step.job == "localize"]
+        assert {(each["name"], each["budget"]) for each in grafts} == {
+            ("budgeted", density), ("learned", density), ("movement", density)
+        }  # fmt: skip
+    with pytest.raises(InputError, match=r"did you mean '0\.001, learned'"):
+        RECIPES["pull"].draft(asked(studio, "pull", methods=("0.01, learned",)))
+
+
 def tuning(drafts: Sequence[Draft]) -> list[Step]:
     return [step for step in in_order(each for draft in drafts for each in draft.steps()) if step.job == "tune"]
 

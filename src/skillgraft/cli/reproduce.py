@@ -28,7 +28,9 @@ def run(
     control: Annotated[list[str] | None, typer.Option(metavar="T", help="Tasks that forgetting must keep.")] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="Some methods or rules (P2), rows of tables 6 and 7, lines of figure 2, instead of all."),
+        typer.Option(
+            help="Some methods or rules (P2), rows of tables 6 and 7 and of pull, lines of figure 2, instead of all."
+        ),
     ] = None,
     shots: Numbers = None,
     seed: Numbers = None,
