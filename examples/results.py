@@ -69,6 +69,7 @@ def section(part: Mapping[str, Any]) -> str:
     result = load_result(found)
     table = markdown(result, level=3).strip()
     heading, _, rest = table.partition("\n")
+    heading = heading.replace(part["recipe"], part["id"], 1)  # a recipe may be there at several scales
     pieces = [heading, f"`{command(part)}`", part.get("comment", "").strip(), rest.strip()]
     drawn = [name for name in result.made.get("figures", ()) if name.endswith(".svg")]
     pieces += [f"![{part['id']}](results/{part['id']}/{name})" for name in drawn]

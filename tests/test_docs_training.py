@@ -92,10 +92,3 @@ def test_every_option_is_described(verb: str) -> None:
     }
     described = {name.split()[0] for name in first_cells(section(CLI, verb)) if name.startswith("--")}
     assert options - hidden_or_shared == described
-
-
-@pytest.mark.parametrize("page", ["tasks.md", "training.md", "concepts.md"])
-def test_links_lead_somewhere(page: str) -> None:
-    text = (DOCS / page).read_text(encoding="utf-8")
-    for name in re.findall(r"\]\((?!http)([^)#]+)\)", text):
-        assert (DOCS / name).exists(), name

@@ -124,8 +124,3 @@ def test_the_page_runs(tmp_path: Path) -> None:
     assert visible == {"store.json", "001-reviews.safetensors"}
     assert (folder / "FOR_REVIEWS" / "model.safetensors").is_file()
     assert Store.open(folder / "SKILLS").tasks == ("reviews",)
-
-
-def test_links_lead_somewhere() -> None:
-    for name in re.findall(r"\]\((?!http)([^)#]+)\)", PAGE):
-        assert (DOCS / name).exists(), name
