@@ -142,6 +142,37 @@ def test_a_program_that_loads_torch_itself_shares_the_cores_too(tmp_path: Path) 
     assert told.stdout == "1\n"
 
 
+LASTING = """
+import os, sys, time
+from pathlib import Path
+from skillgraft.reproduce.executor import executor
+
+def work(here):
+    (here / "part").write_text(str(os.getpid()))
+    (here / "part").rename(here / "worker")
+    time.sleep(600)
+
+if __name__ == "__main__":
+    with executor(2) as workers:
+        workers.submit(work, Path(sys.argv[1])).result()
+"""
+
+
+def test_killed_it_leaves_no_process_at_work(tmp_path: Path) -> None:
+    """Its workers would hold the steps' locks, and the cores, for as long as their steps take."""
+    (tmp_path / "program.py").write_text(LASTING)
+    process = subprocess.Popen([sys.executable, "program.py", str(tmp_path)], cwd=tmp_path, start_new_session=True)
+    until(tmp_path / "worker")
+    worker = int((tmp_path / "worker").read_text())
+    assert at_work(worker)
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 30.0
+    while at_work(worker):
+        assert time.monotonic() < end, f"process {worker} is still at work"
+        time.sleep(0.05)
+
+
 def started(store: Store, *names: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.reproduce.toys", str(store.folder), *names]
     return subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True)
@@ -152,6 +183,14 @@ def until(there: Path, *, seconds: float = 60.0) -> None:
     while not there.exists():
         assert time.monotonic() < end, f"{there} did not appear"
         time.sleep(0.01)
+
+
+def at_work(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"  # ended, and nobody has asked how
 
 
 def test_killed_and_started_again_it_goes_on_where_it_was(store: Store) -> None:

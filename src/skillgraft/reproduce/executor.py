@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Any, Protocol
 
 from skillgraft.errors import InputError
@@ -56,12 +57,26 @@ def executor(jobs: int) -> Iterator[Executor]:
         yield InProcess()
         return
     threads = max(1, len(os.sched_getaffinity(0)) // jobs)
-    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_share_cores, initargs=(threads,)) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
         yield InProcesses(pool, jobs)
 
 
+def _begin(threads: int) -> None:
+    """Runs first in a fresh process."""
+    _share_cores(threads)
+    Thread(target=_end_with_the_program, daemon=True).start()
+
+
 def _share_cores(threads: int) -> None:
-    """Runs first in a fresh process: torch reads this when a step loads it, and steps that need no torch do not wait for it."""
+    """Torch reads this when a step loads it, and steps that need no torch do not wait for it."""
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     if "torch" in sys.modules:  # the program itself loads it, so it was read already
         sys.modules["torch"].set_num_threads(threads)
+
+
+def _end_with_the_program() -> None:
+    """A program that is killed cannot stop its workers: they would hold their steps' locks, and cores, until they are done."""
+    program = parent_process()
+    if program is not None:
+        program.join()
+        os._exit(1)
