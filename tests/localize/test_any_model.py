@@ -282,6 +282,7 @@ def nan_loss(model: nn.Module, batch: Any) -> Tensor:
         ({"reference": "nil"}, InputError, "the reference is 'base' or 'zero', found 'nil'"),
         ({"init": "gauss"}, InputError, "a mask starts constant or uniform, found 'gauss'"),
         ({"look_every": 0}, InputError, "look_every must be 1 or more, found 0"),
+        ({"patience": 3}, InputError, "patience counts looks at a score, and there is none"),
         ({"batches_per_step": 0}, InputError, "batches_per_step must be 1 or more, found 0"),
         ({"base": {}, "tuned": {}}, InputError, "give base or tuned as a torch module"),
         ({"base": {"0.weight": torch.ones(1)}}, InputError, "base's numbers do not fit the tuned model"),

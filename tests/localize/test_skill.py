@@ -123,6 +123,9 @@ def test_start_from_a_file_or_from_nothing(place: Path, tuned: Path, tmp_path: P
         ({"name": "lerned", "budget": 5}, "did you mean 'learned'"),
         ({"name": "movement", "budget": 5, "steps": 3}, "the method 'movement' takes no 'steps'; it has no settings"),
         ({"budget": 5, "stepps": 3}, "the method 'learned' takes no 'stepps'; did you mean 'steps'"),
+        ({"budget": 5, "lr": -1.0}, "learning rate must be a number above 0, found -1.0"),
+        ({"budget": 5, "lr": float("nan")}, "learning rate must be a number above 0, found nan"),
+        ({"budget": 5, "l1": -1e-3}, "L1 term must be a number of at least 0, found -0.001"),
         ({"budget": 5, "curve": "papier"}, "unknown curve 'papier'; did you mean 'paper'"),
     ],
 )
@@ -166,6 +169,29 @@ def test_a_method_without_data_needs_no_task(run: Callable[..., Any], place: Pat
     code, _, err = run("localize", "encoder", "skilled", "--budget", 5, "-o", "x.safetensors")
     assert code == 2
     assert "give --task" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--damp", 0.3, "skilled"), "the method 'learned' takes no 'damp'"),
+        (("--method", "movement", "--start", "empty", "skilled"), "'movement' takes no 'start'; leave out --start"),
+        (("--method", "lowest-fisher", "--steps", 5), "the method 'lowest-fisher' takes no 'steps'"),
+        (("--method", "highest-fisher", "--keep", 0.9), "'highest-fisher' takes no 'keep'; leave out --keep"),
+        (("--method", "random-region", "--curve"), "'random-region' takes no 'curve'; leave out --curve"),
+        (("--method", "lowest-fisher", "--batch-size", 4), "takes no 'batch_size'; leave out --batch-size"),
+    ],
+)
+def test_an_option_of_another_method_is_not_passed_over(
+    words: tuple[Any, ...],
+    message: str,
+    run: Callable[..., Any],  # noqa: F811
+    place: Path,  # noqa: F811
+) -> None:
+    code, _, err = run("localize", "encoder", *words, "--task", "films.toml", "-o", "x.safetensors")
+    assert code == 2
+    assert message in err
+    assert not (place / "x.safetensors").exists()
 
 
 def test_the_help_lists_every_method() -> None:

@@ -25,6 +25,9 @@ from skillgraft.training.plan import RECIPES, Plan, p1_steps, recipe
         ({"optimizer": "adam"}, "did you mean 'adamw'"),
         ({"method": "bitfit"}, "unknown method 'bitfit'"),
         ({"keep": "best"}, "needs validate_every"),
+        ({"optimizer": "adamw", "momentum": 0.9}, "momentum is SGD's, found 0.9 with adamw: leave out momentum"),
+        ({"lora_rank": 2}, "lora_rank is for method lora, found full: leave out lora_rank"),
+        ({"method": "lora", "bottleneck": 4}, "bottleneck is for method houlsby or pfeiffer, found lora"),
         ({"batch_size": 8, "accumulation": 3}, "cannot be split into 3 equal parts"),
     ],
 )

@@ -40,12 +40,18 @@ def run(
         bool, typer.Option("--paper-curve", help="The same with a search from each density's γ_base (P1).")
     ] = False,
     scope: Annotated[str, typer.Option(help="layers, upper:layers, biases, all, or a name pattern.")] = "layers",
-    start: Annotated[str, typer.Option(help="Learned: γ_base, as a density, empty, or a region file.")] = "1e-5",
-    reference: Annotated[str, typer.Option(help="Outside the region: base, or zero (P1's lottery test).")] = "base",
+    start: Annotated[
+        str | None, typer.Option(help="Learned: γ_base, as a density (1e-5), empty, or a region file.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Outside the region: base (default), or zero (P1's lottery test).")
+    ] = None,
     amplify: Annotated[
-        str, typer.Option(help="How many times TUNED's change the graft carries: a number, or auto to find it.")
-    ] = "1",
-    labels: Annotated[str, typer.Option(help="Learn from true labels, or from what TUNED says: tuned.")] = "true",
+        str | None, typer.Option(help="How many times TUNED's change the graft carries (1), or auto to find it.")
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="Learn from true labels (default), or from what TUNED says: tuned.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Learned: steps on the mask (100).")] = None,
     lr: Annotated[float | None, typer.Option(help="Learned: learning rate of the mask (1e7).")] = None,
     l1: Annotated[float | None, typer.Option(help="Learned: strength of an L1 term on the mask (0).")] = None,
@@ -88,22 +94,28 @@ def run(
     from skillgraft.localize.skill import Rows
 
     output.only_our_progress()
-    data = Rows(shots, rows, seed, batch_size, max_length, readout, labels)
+    data = Rows(shots, rows, seed, batch_size, max_length, readout, **_given(labels=labels))
+    own = _given(steps=steps, lr=lr, l1=l1, init=init, look_every=look_every, patience=patience)
+    own |= _given(rounds=rounds, damp=damp, samples=samples)
     if method in BASE_METHODS:
-        fisher = _given(rounds=rounds, damp=damp, samples=samples)
-        _region(base, tuned, task, out, method, budget, scope, data, fisher, json=json)
+        _refuse(
+            method, start=start, keep=keep, curve=curve or None, paper_curve=paper_curve or None, reference=reference,
+            amplify=amplify, labels=labels, batch_size=batch_size,
+        )  # fmt: skip
+        _region(base, tuned, task, out, method, budget, scope, data, own, json=json)
         return
+    if method != "learned":
+        _refuse(method, start=start)
     if tuned is None:
         raise InputError(f"the method {method!r} compares BASE with TUNED: give the fine-tuned folder as well")
     if task is None:
         raise InputError("a skill is a task's: give --task, a catalogue name or a TOML file")
     asked = {
-        "scope": scope, "start": _number_or(start), "budget": budget, "keep": keep, "reference": reference,
-        "amplify": _number_or(amplify),
+        "scope": scope, "budget": budget, "keep": keep, **_given(reference=reference),
+        **{name: _number_or(text) for name, text in _given(start=start, amplify=amplify).items()},
         "densities": CURVE if curve or paper_curve else (), "curve": "paper" if paper_curve else "nested",
-        "snapshot_seconds": snapshot_seconds,
+        "snapshot_seconds": snapshot_seconds, **own,
     }  # fmt: skip
-    asked |= _given(steps=steps, lr=lr, l1=l1, init=init, look_every=look_every, patience=patience)
     _graft(base, tuned, task, out, method, data, asked, json=json)
 
 
@@ -180,6 +192,12 @@ def _region(
     }  # fmt: skip
     head = f"{out}: a region of {len(region):,} entries, density {region.density:.2e}"
     output.show(facts, as_json=json, lines=[head, *output.region_bars(region)])
+
+
+def _refuse(method: str, **options: Any) -> None:
+    """Options that the method has no use for must not be given."""
+    for name in _given(**options):
+        raise InputError(f"the method {method!r} takes no {name!r}; leave out --{name.replace('_', '-')}")
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ delta; the reference is the base's own number, in its mapped file where it was l
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -152,6 +153,12 @@ def learn(
     many looks without a better one. With a snapshot, a search that was killed goes on where it was and ends with the same bits.
     """
     _check_counts(steps=steps, look_every=look_every, patience=patience)
+    if not (lr > 0 and math.isfinite(lr)):
+        raise InputError(f"the mask's learning rate must be a number above 0, found {lr}")
+    if not (l1 >= 0 and math.isfinite(l1)):
+        raise InputError(f"the strength of the mask's L1 term must be a number of at least 0, found {l1}")
+    if patience is not None and score is None:
+        raise InputError("patience counts looks at a score, and there is none: give score=, or leave out patience")
     with problem.borrowed():
         soft = SoftMask(problem, start, init=init, seed=seed)
         progress = (Progress.load(snapshot, soft.s, problem.scope) if snapshot else None) or Progress()

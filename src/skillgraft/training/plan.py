@@ -63,6 +63,11 @@ class Plan:
                 )
         if self.keep == "best" and not self.validate_every:
             raise InputError("keep='best' needs validate_every: how often to look at the validation rows")
+        if self.momentum and self.optimizer != "sgd":
+            raise InputError(f"momentum is SGD's, found {self.momentum:g} with {self.optimizer}: leave out momentum")
+        for name, methods in _SIZES.items():
+            if getattr(self, name) != getattr(Plan, name) and self.method not in methods:
+                raise InputError(f"{name} is for method {' or '.join(methods)}, found {self.method}: leave out {name}")
         if self.l1 and self.adds_parameters:
             raise InputError(
                 f"l1 pulls the base's own parameters back; method {self.method} trains others: leave out l1"
@@ -94,6 +99,10 @@ class Plan:
         return asdict(self)
 
 
+_SIZES: Mapping[str, tuple[str, ...]] = {
+    "lora_rank": ("lora",),
+    "bottleneck": ("houlsby", "pfeiffer"),
+}  # of what is added
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "method": get_args(Method),
     "optimizer": ("sgd", "adamw"),
