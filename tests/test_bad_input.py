@@ -197,6 +197,13 @@ def test_two_models_of_one_name(option: str, run: Run) -> None:
     assert_refused(ended, r"two of a/same, b/same have one name")
 
 
+@pytest.mark.parametrize(
+    ("option", "needs"), [("--together", "--graft"), ("--record", "--graft"), ("--temperature", "--tuned")]
+)
+def test_an_option_about_what_is_not_there(run: Run, option: str, needs: str) -> None:
+    assert_refused(run("evaluate", "encoder", *FILMS, option), f"{option} needs {needs}, and none is given")
+
+
 def test_an_unknown_readout_and_split(run: Run) -> None:
     assert_refused(
         run("evaluate", "encoder", *FILMS, "--readout", "text"), r"no readout 'text': .*Known: auto, masked, causal"

@@ -49,6 +49,13 @@ def run(
     """
     from skillgraft.graft import total
 
+    for option, asked_for, needs, there in (
+        ("--together", together, "--graft", graft),
+        ("--record", record, "--graft", graft),
+        ("--temperature", temperature, "--tuned", tuned),
+    ):
+        if asked_for and not there:
+            raise InputError(f"{option} needs {needs}, and none is given: give one or leave out {option}")
     folders = _by_name(tuned or [])
     grafts = {name: output.load_graft(path) for name, path in _by_name(graft or []).items()}
     if together and grafts:
