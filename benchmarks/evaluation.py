@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from measuring import Figure, Measured, Settings, command, interleaved, median_ratio
 from minilm import minilm
 from skillgraft.errors import RunError
-from skillgraft.measure.predict import by_length, predict
+from skillgraft.predictions.predict import by_length, predict
 from skillgraft.readouts.readout import Batch
 from skillgraft.readouts.text_head import TextHead
 from skillgraft.tasks import Examples
@@ -28,8 +28,8 @@ _TEXT = "a the film plot is was not quite dull funny and moving cast but slow en
 
 def measure(settings: Settings) -> Measured:
     """throughput: rows per second of `predict` / rows per second of the bare loop."""
-    opened = minilm()
-    model, readout = opened.model, opened.readouts[0]
+    opened, readout = minilm()
+    model = opened.model
     assert isinstance(readout, TextHead)
     rows = readout.encode(_sentences(settings.scaled(_ROWS)))
     order = list(by_length(rows, _BATCH))

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from folders import decoder, write_folder
 from measuring import GIGABYTE, Figure, Measured, Settings, command, interleaved, median_ratio, work_folder
-from skillgraft.checkpoint import CHUNK_BYTES, Checkpoint, chunks
 from skillgraft.errors import RunError
-from skillgraft.extraction import extract
-from skillgraft.graft import Graft
+from skillgraft.folders.checkpoint import CHUNK_BYTES, Checkpoint, chunks
+from skillgraft.folders.extract import extract
+from skillgraft.values.graft import Graft
 
 _DENSITY = 1e-4
 Floats = npt.NDArray[np.float32]
@@ -32,10 +32,10 @@ def measure(settings: Settings) -> Measured:
         base = write_folder(folder / "base", layout)
         tuned = write_folder(folder / "tuned", layout, tuned=True)
         seconds = interleaved(
-            {"extract": lambda: extract(base, tuned, budget=_DENSITY), "subtraction": lambda: _subtract(base, tuned)},
+            {"extract": lambda: extract(base, tuned, density=_DENSITY), "subtraction": lambda: _subtract(base, tuned)},
             rounds=settings.rounds,
         )
-        graft = extract(base, tuned, budget=_DENSITY)
+        graft = extract(base, tuned, density=_DENSITY)
         _check_topmost(base, tuned, graft)
     median = {name: statistics.median(found) for name, found in seconds.items()}
     sizes = f"2 × {layout.nbytes / GIGABYTE:.2f} GB"

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from measuring import Figure, Measured, Settings, command, interleaved, median_ratio
 from minilm import made_up_rows, minilm
-from skillgraft.live import parameter_names
-from skillgraft.localize.fisher import fisher_diagonal
-from skillgraft.names import in_layers
+from skillgraft.live.grafted import parameter_names
 from skillgraft.readouts.readout import Encoded, Readout, loss_of
+from skillgraft.regions.fisher import fisher_diagonal
+from skillgraft.values.names import in_layers
 
 _ROWS = 32
 _ROUNDS = 7
@@ -25,8 +25,8 @@ _ROUNDS = 7
 
 def measure(settings: Settings) -> Measured:
     """plain: ours / plain pass; authors, single: that loop / ours."""
-    opened = minilm()
-    model, readout = opened.model, opened.readouts[0]
+    opened, readout = minilm()
+    model = opened.model
     parameters = {name: p for name, p in parameter_names(model).items() if in_layers(name)}
     rows = made_up_rows(4 if settings.small else _ROWS)
     _check_same(model, readout, rows, parameters)
@@ -38,10 +38,10 @@ def measure(settings: Settings) -> Measured:
     }
     seconds = interleaved(jobs, rounds=2 if settings.small else _ROUNDS)
     medians = {name: statistics.median(found) for name, found in seconds.items()}
-    told = ", ".join(f"{name} {value:.2f} s" for name, value in medians.items())
+    taken = ", ".join(f"{name} {value:.2f} s" for name, value in medians.items())
     return Measured(
         {
-            "plain": Figure(median_ratio(seconds["ours"], seconds["plain"]), told),
+            "plain": Figure(median_ratio(seconds["ours"], seconds["plain"]), taken),
             "authors": Figure(
                 median_ratio(seconds["authors"], seconds["ours"]), "each example back through the batch's graph"
             ),
@@ -73,8 +73,8 @@ def _each_through_the_batch(
     sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
     batch = readout.collate(rows)
     logs = torch.log_softmax(readout.scores(model, batch), -1)
-    for place, label in enumerate(batch["labels"].tolist()):
-        _add(sums, torch.autograd.grad(logs[place, label], list(parameters.values()), retain_graph=True))
+    for index, label in enumerate(batch["labels"].tolist()):
+        _add(sums, torch.autograd.grad(logs[index, label], list(parameters.values()), retain_graph=True))
     return sums
 
 

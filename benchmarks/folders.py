@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from skillgraft.checkpoint import Checkpoint
-from skillgraft.graft import Graft
-from skillgraft.region import Region, Scope, Shape
-from skillgraft.tensor_file import Entry, header_bytes
+from skillgraft.files.tensors import Entry, header_bytes
+from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.values.graft import Graft
+from skillgraft.values.region import Region, Scope, Shape
 
 _SHARDS = 4
 _BLOCK = 1 << 22

@@ -2,8 +2,8 @@
 
 Each job has a process of its own and loads the same base; tuned stays in its mapped file. *Ours* runs three steps with
 their rounded regions put on, and ranks the entries. *Plain* runs three forward and backward passes with gradients for the
-layers: what it needs beyond model and gradients is taken for the activations. The *authors' loop*, re-told here, keeps three
-models and six dense buffers. What is left of a peak after imports, the rest of the model and the activations is told in
+layers: what it needs beyond model and gradients is taken for the activations. The *authors' loop*, written again here, keeps
+three models and six dense buffers. What is left of a peak after imports, the rest of the model and the activations is told in
 copies of the scope: four are the weights, their gradients, S and the delta; the reference stays in the base's mapped file.
 """
 
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from measuring import GIGABYTE, MEGABYTE, Figure, Measured, Settings, command, work_folder
 from peaks import peak_of
-from skillgraft.checkpoint import Checkpoint
-from skillgraft.live import parameter_names
-from skillgraft.localize.learned import START, learn
-from skillgraft.localize.problem import Problem, Step
-from skillgraft.names import in_layers
-from skillgraft.readouts.source import silence
-from skillgraft.region import Region
+from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.live.grafted import parameter_names
+from skillgraft.opening.source import silence
+from skillgraft.regions.learned import START, learn
+from skillgraft.regions.problem import Problem, Step
+from skillgraft.values.names import in_layers
+from skillgraft.values.region import Region
 
 _ROWS, _TOKENS, _STEPS = 8, 16, 3
 _LR = 1e7

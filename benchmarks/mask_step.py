@@ -1,4 +1,4 @@
-"""Learning a region (P1 §2.3) on 64 examples of 32 tokens, beside plain passes and the authors' loop, re-told here.
+"""Learning a region (P1 §2.3) on 64 examples of 32 tokens, beside plain passes and the authors' loop, written again here.
 
 *Step*: one step on the mask beside one ordinary forward and backward pass of the same batches. *Run*: a whole run with its steps
 compared on the rounded region (training and validation rows), beside as many plain passes. *Authors*: their loop holds
@@ -16,22 +16,22 @@ from torch import Tensor, nn
 
 from measuring import Figure, Measured, Settings, command, interleaved, median_ratio
 from minilm import made_up_rows, minilm
-from skillgraft.checkpoint import MemoryTensors
-from skillgraft.live import tensors_of
-from skillgraft.localize.learned import START, SoftMask, learn
-from skillgraft.localize.problem import Problem, Step
+from skillgraft.folders.checkpoint import MemoryTensors
+from skillgraft.live.grafted import tensors_of
 from skillgraft.measure.metrics import METRICS
-from skillgraft.measure.predict import predict
+from skillgraft.predictions.predict import predict
 from skillgraft.readouts.readout import Batch, Encoded, Readout, loss_of
-from skillgraft.region import Region
+from skillgraft.regions.learned import START, SoftMask, learn
+from skillgraft.regions.problem import Problem, Step
+from skillgraft.values.region import Region
 
 _ROWS, _STEPS, _MICRO = 64, 12, 8
 
 
 def measure(settings: Settings) -> Measured:
     """step, run: ours / plain passes; authors: their run / ours."""
-    opened = minilm()
-    model, readout = opened.model, opened.readouts[0]
+    opened, readout = minilm()
+    model = opened.model
     rows, steps = (made_up_rows(8), 4) if settings.small else (made_up_rows(_ROWS), _STEPS)
     batch = readout.collate(rows)
 
@@ -59,15 +59,15 @@ def measure(settings: Settings) -> Measured:
     whole = interleaved(runs, rounds=1 if settings.small else 3)
     return Measured(
         {
-            "step": Figure(median_ratio(one["ours"], one["plain"]), _told(one)),
-            "run": Figure(median_ratio(whole["ours"], whole["plain"]), f"{steps} steps: {_told(whole)}"),
-            "authors": Figure(median_ratio(whole["authors"], whole["ours"]), "their loop, re-told"),
+            "step": Figure(median_ratio(one["ours"], one["plain"]), _medians(one)),
+            "run": Figure(median_ratio(whole["ours"], whole["plain"]), f"{steps} steps: {_medians(whole)}"),
+            "authors": Figure(median_ratio(whole["authors"], whole["ours"]), "their loop, written again"),
         },
         {"step_seconds": one, "run_seconds": whole},
     )
 
 
-def _told(seconds: dict[str, list[float]]) -> str:
+def _medians(seconds: dict[str, list[float]]) -> str:
     return ", ".join(f"{name} {statistics.median(found):.2f} s" for name, found in seconds.items())
 
 
@@ -85,24 +85,26 @@ def _plain(problem: Problem, steps: int) -> None:
 
 def _authors(model: nn.Module, readout: Readout, rows: list[Encoded], problem: Problem, steps: int) -> None:
     base, tuned = copy.deepcopy(model), copy.deepcopy(model)
-    names = list(problem.parameters)
-    masks = {name: torch.full_like(problem.delta[name], START) for name in names}
+    names = list(problem.slots)
+    deltas = {name: problem.delta(name) for name in names}
+    weights = {name: slot.tensor for name, slot in problem.slots.items()}
+    masks = {name: torch.full_like(deltas[name], START) for name in names}
     with problem.borrowed():
         for _ in range(steps):
             with torch.no_grad():
                 for name in names:
-                    problem.parameters[name].copy_(problem.reference[name])
-                    problem.parameters[name].add_(torch.sigmoid(masks[name]) * problem.delta[name])
+                    weights[name].view(-1).copy_(problem.before[name])
+                    weights[name].view(-1).add_(torch.sigmoid(masks[name]) * deltas[name])
             totals = {name: torch.zeros_like(masks[name]) for name in names}
             for low in range(0, len(rows), _MICRO):
                 part = readout.collate(rows[low : low + _MICRO])
                 loss_of(readout.scores(model, part), part["labels"]).backward()  # type: ignore[no-untyped-call]
                 for name in names:
-                    gradient = problem.parameters[name].grad
+                    gradient = weights[name].grad
                     assert gradient is not None
-                    copied = gradient.detach().clone() * problem.delta[name]
+                    copied = gradient.detach().clone().view(-1) * deltas[name]
                     totals[name] += copied * torch.sigmoid(masks[name]) * (1 - torch.sigmoid(masks[name]))
-                    problem.parameters[name].grad = None
+                    weights[name].grad = None
             for name in names:
                 masks[name] -= 1e7 * totals[name] * _MICRO / len(rows)
             predict(model, readout, rows, batch_size=_MICRO)

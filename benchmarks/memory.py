@@ -14,9 +14,9 @@ from pathlib import Path
 from folders import Layout, decoder, random_graft, write_folder
 from measuring import GIGABYTE, Figure, Measured, Settings, command, work_folder
 from peaks import Peak, peak_of
-from skillgraft import graft_file
-from skillgraft.extraction import extract
-from skillgraft.surgery import Named, apply
+from skillgraft.files import graft_file
+from skillgraft.folders.apply import apply
+from skillgraft.folders.extract import extract
 
 _DENSITY = 1e-4
 _GRAFT = "skill.safetensors"
@@ -56,11 +56,11 @@ def _layout(settings: Settings, nbytes: int) -> Layout:
 
 
 def _extract(base: Path, tuned: Path) -> None:
-    extract(base, tuned, budget=_DENSITY)
+    extract(base, tuned, density=_DENSITY)
 
 
 def _apply(base: Path, out: Path) -> None:
-    apply(base, [Named(graft_file.load(base.parent / _GRAFT), _GRAFT)], out)
+    apply(base, base.parent / _GRAFT, out=out)
 
 
 if __name__ == "__main__":

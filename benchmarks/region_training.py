@@ -2,7 +2,7 @@
 
 Both run the same batch of 16 × 32 tokens through the same code (`choose_trainables`, `make_optimizer`) with AdamW; embeddings
 are frozen in both, so that the full optimizer holds the scope and nothing else. Memory is counted in bytes of tensors: the two
-moments of every trained number, and the places of the region's entries.
+moments of every trained number, and the indices of the region's entries.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from torch import nn
 from folders import random_sites
 from measuring import MEGABYTE, Figure, Measured, Settings, command, interleaved, median_ratio
 from minilm import minilm
-from skillgraft.live import parameter_names
-from skillgraft.readouts.loading import Opened
+from skillgraft.live.grafted import parameter_names
 from skillgraft.readouts.readout import Batch, Readout, loss_of
-from skillgraft.region import Region, Scope
+from skillgraft.task_model import TaskModel
 from skillgraft.training.loop import make_optimizer
-from skillgraft.training.plan import Plan
+from skillgraft.training.plan import TrainingPlan
 from skillgraft.training.trainables import Trainables, choose_trainables
+from skillgraft.values.region import Region, Scope
 
 _DENSITY = 0.1
 _BATCH, _TOKENS = 16, 32
 _STEPS = 40
-_PLAN = Plan(optimizer="adamw", lr=1e-5, weight_decay=0.01)
+_PLAN = TrainingPlan(optimizer="adamw", lr=1e-5, weight_decay=0.01)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def measure(settings: Settings) -> Measured:
     """step: seconds inside the region / seconds of full AdamW; moments and state: % of full AdamW's moments."""
-    opened = minilm()
+    opened, readout = minilm()
     region = _region(opened.model)
     batch = _batch(opened)
-    full, inside = _Run.of(opened, None), _Run.of(opened, region)
+    full, inside = _Run.of(opened.model, readout, None), _Run.of(opened.model, readout, region)
     with inside.trainables.listening():
         jobs = {"region": lambda: inside.step(batch), "full": lambda: full.step(batch)}
         seconds = interleaved(jobs, rounds=settings.scaled(_STEPS))
     milliseconds = {name: 1000 * statistics.median(found) for name, found in seconds.items()}
-    whole, moments, places = full.moments, inside.moments, inside.places
-    vectors = sum(_bytes(part.vector) for part in inside.trainables.entries.values())
+    whole, moments, indices = full.moments, inside.moments, inside.indices
+    vectors = sum(_bytes(master.tensor) for master in inside.trainables.masters.values())
     size = f"{whole / MEGABYTE:.1f} MB of full AdamW"
     return Measured(
         {
@@ -54,8 +54,8 @@ def measure(settings: Settings) -> Measured:
             ),
             "moments": Figure(100 * moments / whole, f"{moments / MEGABYTE:.1f} MB, {size}"),
             "state": Figure(
-                100 * (moments + places) / whole,
-                f"{(moments + places) / MEGABYTE:.1f} MB; the entries' own numbers take {vectors / MEGABYTE:.1f} MB more",
+                100 * (moments + indices) / whole,
+                f"{(moments + indices) / MEGABYTE:.1f} MB; the entries' own numbers take {vectors / MEGABYTE:.1f} MB more",
             ),
         },
         {"median_ms": milliseconds, "entries": len(region), "scope_entries": region.scope.size, "seconds": seconds},
@@ -72,10 +72,10 @@ class _Run:
     optimizer: torch.optim.Optimizer
 
     @classmethod
-    def of(cls, opened: Opened, region: Region | None) -> Self:
-        model = copy.deepcopy(opened.model)
-        trainables = choose_trainables(model, only=region)
-        return cls(model, opened.readouts[0], trainables, make_optimizer(_PLAN, trainables.tensors))
+    def of(cls, base: nn.Module, readout: Readout, region: Region | None) -> Self:
+        model = copy.deepcopy(base)
+        trainables = choose_trainables(model, inside=region)
+        return cls(model, readout, trainables, make_optimizer(_PLAN, trainables.tensors))
 
     def step(self, batch: Batch) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -90,8 +90,8 @@ class _Run:
         return sum(_bytes(state[name]) for state in self.optimizer.state.values() for name in _MOMENTS)
 
     @property
-    def places(self) -> int:
-        return sum(_bytes(part.at) for part in self.trainables.entries.values())
+    def indices(self) -> int:
+        return sum(_bytes(master.at) for master in self.trainables.masters.values() if master.at is not None)
 
 
 def _region(model: nn.Module) -> Region:
@@ -99,7 +99,7 @@ def _region(model: nn.Module) -> Region:
     return Region(scope, random_sites(scope, int(_DENSITY * scope.size), seed=0))
 
 
-def _batch(opened: Opened) -> Batch:
+def _batch(opened: TaskModel) -> Batch:
     torch.manual_seed(0)
     ids = torch.randint(1000, opened.source.config.vocab_size, (_BATCH, _TOKENS))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.arange(_BATCH) % 2}

@@ -22,11 +22,11 @@ from torch import nn
 
 from folders import random_sites
 from measuring import MEGABYTE, Figure, Measured, Settings, command, interleaved, median_ratio, work_folder
-from skillgraft.dtypes import same_bits
 from skillgraft.errors import RunError
-from skillgraft.graft import Graft
-from skillgraft.live import fingerprint_of, live_model, tensors_of
-from skillgraft.region import Region, Scope
+from skillgraft.live.grafted import fingerprint_of, live_model, tensors_of
+from skillgraft.values.graft import Graft
+from skillgraft.values.numbers import same_bits
+from skillgraft.values.region import Region, Scope
 
 _SWITCHES = 100
 _HELD = 64

@@ -1,38 +1,37 @@
 """A step of each of P2's training methods on MiniLM, 16 × 32 tokens, AdamW: seconds, optimizer state, peak of tensors.
 
 Regions hold 10 % of the layers: random entries, LoTA's (those that three full steps moved most) and TaLoS's (found on the same
-made-up rows). The methods take turns, one step each. Peaks count tensors: model, gradients, activations, optimizer state, places.
+made-up rows). The methods take turns, one step each. Peaks count tensors: model, gradients, activations,
+optimizer state, indices.
 """
 
 from __future__ import annotations
 
 import copy
 
-from accelerate import Accelerator
-
 from measuring import MEGABYTE, Figure, Measured, Settings, command
 from minilm import made_up_rows, minilm
-from skillgraft.live import tensors_of
-from skillgraft.localize.sensitivity import DENSITY, least_sensitive
-from skillgraft.localize.without_data import random_region
-from skillgraft.movement import most_moved
-from skillgraft.readouts.loading import Opened
-from skillgraft.region import Region
+from skillgraft.folders.movement import count_of, most_moved
+from skillgraft.live.grafted import tensors_of
+from skillgraft.regions.choose import random_region
+from skillgraft.regions.sensitivity import DENSITY, least_sensitive
+from skillgraft.task_model import TaskModel
 from skillgraft.training.costs import Cost, Way, step_costs
-from skillgraft.training.loop import Course, train
+from skillgraft.training.loop import Course, Training, train
 from skillgraft.training.methods import prepare
-from skillgraft.training.plan import Plan
+from skillgraft.training.plan import TrainingPlan
+from skillgraft.values.region import Region
 
 _BATCH, _STEPS = 16, 15
-_PLAN = Plan(optimizer="adamw", lr=1e-5, weight_decay=0.01, batch_size=_BATCH, dropout=False)
+_PLAN = TrainingPlan(optimizer="adamw", lr=1e-5, weight_decay=0.01, batch_size=_BATCH, dropout=False)
 
 
 def measure(settings: Settings) -> Measured:
     """step, peak: TaLoS / full; linear_step, linear_peak: linearised / TaLoS."""
-    opened = minilm()
-    course = Course(opened.readouts[0], made_up_rows(_BATCH), ())
+    opened, readout = minilm()
+    course = Course(readout, made_up_rows(_BATCH), ())
     ways = {name: Way(_PLAN.with_changes(method=name)) for name in ("full", "linear", "lora")}
-    ways |= {name: Way(_PLAN, only=region) for name, region in _regions(opened, course, settings).items()}
+    ways |= {name: Way(_PLAN, inside=region) for name, region in _regions(opened, course, settings).items()}
     found = {
         cost.name: cost for cost in step_costs(opened.model, [course], ways, steps=2 if settings.small else _STEPS)
     }
@@ -47,22 +46,23 @@ def measure(settings: Settings) -> Measured:
             "linear_step": Figure(linear.step_seconds / talos.step_seconds, f"optimizer state: {states}"),
             "linear_peak": Figure(linear.peak_bytes / talos.peak_bytes, ""),
         },
-        {name: _told(cost) for name, cost in found.items()},
+        {name: _facts(cost) for name, cost in found.items()},
     )
 
 
-def _regions(opened: Opened, course: Course, settings: Settings) -> dict[str, Region]:
+def _regions(opened: TaskModel, course: Course, settings: Settings) -> dict[str, Region]:
     base = tensors_of(opened.model)
     chosen = random_region(base, density=DENSITY).region
     rounds = 1 if settings.small else 4
     quiet = least_sensitive(opened.model, course.readout, course.train, rounds=rounds).region
     model = copy.deepcopy(opened.model)
     plan = _PLAN.with_changes(steps=3)
-    train(model, [course], plan, prepare(model, plan).trainables, accelerator=Accelerator(cpu=True))
-    return {"random": chosen, "lota": most_moved(base, tensors_of(model), chosen.scope, DENSITY), "talos": quiet}
+    train(Training(model, [course], plan, prepare(model, plan)))
+    moved = most_moved(base, tensors_of(model), chosen.scope, count_of(chosen.scope, density=DENSITY))
+    return {"random": chosen, "lota": moved, "talos": quiet}
 
 
-def _told(cost: Cost) -> dict[str, float]:
+def _facts(cost: Cost) -> dict[str, float]:
     return {
         "trained": cost.trained,
         "step_seconds": cost.step_seconds,

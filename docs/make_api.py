@@ -15,13 +15,14 @@ import skillgraft
 TARGET = Path(__file__).parent / "api.md"
 # What a user of the library reads, from the two values outwards; the rest is how it is done.
 MODULES = (
-    "region", "graft", "graft_file", "extraction", "surgery", "live", "export", "comparison", "errors",
-    "tasks.task", "tasks.task_file", "tasks.splits", "tasks.examples", "readouts.loading", "readouts.readout",
-    "measure.predictions", "measure.evaluate", "measure.metrics", "measure.comparisons", "measure.calibration",
-    "measure.intervals", "measure.summary", "measure.matrices", "training.plan", "training.finetune",
-    "localize.any_model", "localize.skill", "localize.from_base", "localize.methods", "localize.fisher",
-    "compose.rules", "compose.scales", "compose.forgetting", "compose.maps", "compose.multitask", "compose.continual",
-    "report.sheet", "report.page", "reproduce.profile", "reproduce.step", "reproduce.run",
+    "values.region", "values.graft", "files.graft_file", "folders.diff", "folders.extract", "folders.apply",
+    "live.grafted", "interop.export", "folders.compare", "errors", "tasks.task", "tasks.task_file", "tasks.asking", "tasks.data",
+    "tasks.examples", "opening.runtime", "task_model", "readouts.readout", "predictions.predictions",
+    "measure.evaluate", "measure.metrics", "measure.comparisons", "measure.calibration", "measure.intervals",
+    "measure.summary", "measure.matrices", "training.plan", "training.finetune", "regions.localize", "regions.search",
+    "regions.live", "regions.choose", "regions.methods", "regions.fisher", "compose.rules", "compose.scales",
+    "compose.forgetting", "compose.maps", "compose.multitask", "compose.continual", "report.sheet", "report.page",
+    "papers.profile", "papers.steps", "papers.run",
 )  # fmt: skip
 
 
@@ -100,11 +101,11 @@ def _signature(name: str, value: Any) -> list[str]:
 def _split(arguments: str) -> list[str]:
     """At commas that are not inside brackets."""
     parts, depth, start = [], 0, 0
-    for place, letter in enumerate(arguments):
+    for index, letter in enumerate(arguments):
         depth += (letter in "([{") - (letter in ")]}")
         if letter == "," and depth == 0:
-            parts.append(arguments[start:place].strip())
-            start = place + 1
+            parts.append(arguments[start:index].strip())
+            start = index + 1
     return [*parts, arguments[start:].strip()]
 
 

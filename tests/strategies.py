@@ -12,10 +12,10 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from skillgraft.dtypes import BFLOAT16, Array, bits
-from skillgraft.graft import Graft
-from skillgraft.provenance import Info
-from skillgraft.region import Region, Scope
+from skillgraft.values.graft import Graft
+from skillgraft.values.info import Info
+from skillgraft.values.numbers import BFLOAT16, Array, bits
+from skillgraft.values.region import Region, Scope
 
 FORMATS: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),

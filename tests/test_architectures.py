@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from skillgraft.extraction import extract
-from skillgraft.surgery import apply, remove
+from skillgraft.folders.apply import apply, remove
+from skillgraft.folders.extract import extract
 
-from .folders import named, outputs, real_model, same_weights
+from .model_folders import named, outputs, real_model, same_weights
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -88,11 +88,11 @@ def test_grafted_model_is_the_tuned_one(base_class, base_settings, tuned_class, 
     tuned = real_model(tuned_class, tmp_path / "tuned", base=base, seed=1, **settings)
     (base / "README.md").write_text("the base's own card")
     graft = named(extract(base, tuned))
-    apply(base, graft, tmp_path / "on")
+    apply(base, *graft, out=tmp_path / "on")
     assert same_weights(tmp_path / "on", tuned)
     auto_class = f"AutoModelFor{auto}" if auto else "AutoModel"
     assert torch.equal(outputs(auto_class, tmp_path / "on"), outputs(auto_class, tuned))
-    remove(tmp_path / "on", graft, tmp_path / "off")
+    remove(tmp_path / "on", *graft, out=tmp_path / "off")
     assert same_weights(tmp_path / "off", base)
     for file in ("config.json", "README.md"):
         assert (tmp_path / "off" / file).read_bytes() == (base / file).read_bytes()
@@ -107,8 +107,8 @@ def test_formats_and_shards(dtype, shard, tmp_path):
     tuned = real_model("BertForSequenceClassification", tmp_path / "tuned", base=base, seed=1, **settings)
     assert (base / "model.safetensors.index.json").is_file() == (shard == "2KB")
     graft = named(extract(base, tuned))
-    apply(base, graft, tmp_path / "on")
-    remove(tmp_path / "on", graft, tmp_path / "off")
+    apply(base, *graft, out=tmp_path / "on")
+    remove(tmp_path / "on", *graft, out=tmp_path / "off")
     assert same_weights(tmp_path / "on", tuned)
     assert same_weights(tmp_path / "off", base)
     auto = "AutoModelForSequenceClassification"
@@ -123,7 +123,7 @@ def test_graft_of_one_architecture_goes_on_the_same_body_under_another(tmp_path)
     import transformers
 
     transformers.BertModel.from_pretrained(base, add_pooling_layer=False).save_pretrained(bare)
-    apply(bare, named(extract(base, tuned)), tmp_path / "on")
+    apply(bare, *named(extract(base, tuned)), out=tmp_path / "on")
     assert same_weights(tmp_path / "on", tuned)
     assert json.loads((tmp_path / "on" / "config.json").read_text())["architectures"] == [
         "BertForSequenceClassification"

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from skillgraft import Region, save_region
-from skillgraft.checkpoint import Checkpoint
-from skillgraft.region import Scope
+from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.values.region import Scope
 from tests.readouts import making
 from tests.running import Ended, Run, runner
 
@@ -64,18 +64,24 @@ REQUESTS = {
         r"unknown recipe 'p1-adam'; did you mean 'p1-adamw'\? Known: p1, p1-adamw", (*FILMS, "--recipe", "p1-adam")
     ),
     "an unknown method": Case(r"unknown method 'bitfit'; .*Known: full, bias, lora", (*FILMS, "--method", "bitfit")),
+    "dropout in a linearised model": Case(
+        r"a linearised model trains without dropout, found dropout True: leave out dropout",
+        (*FILMS, "--method", "linear", "--dropout"),
+    ),
     "a negative learning rate": Case(r"lr must be .* at least 0\.0, found -1\.0", (*FILMS, "--lr", "-1")),
     "more shots than rows": Case(
         r"shots=5, but the class 'bad' of task 'films' has 4 rows; the largest usable number of shots is 4",
         (*FILMS, "--shots", "5"),
     ),
-    "shots and rows": Case(r"shots=2 and rows=4 exclude each other", (*FILMS, "--shots", "2", "--rows", "4")),
+    "shots and rows": Case(
+        r"shots=2 and train_rows=4 exclude each other", (*FILMS, "--shots", "2", "--train-rows", "4")
+    ),
     "two regions": Case(
-        r"--only and --outside exclude each other",
-        (*FILMS, "--only", "region.safetensors", "--outside", "region.safetensors"),
+        r"--inside and --outside exclude each other",
+        (*FILMS, "--inside", "region.safetensors", "--outside", "region.safetensors"),
     ),
     "a damaged region": Case(
-        r"damaged\.safetensors: .*(truncated|expected|bytes)", (*FILMS, "--only", "damaged.safetensors")
+        r"damaged\.safetensors: .*(truncated|expected|bytes)", (*FILMS, "--inside", "damaged.safetensors")
     ),
     "a region that is not there": Case(r"none\.safetensors", (*FILMS, "--outside", "none.safetensors")),
     "an output that exists": Case(r"taken exists already; choose another output", (*FILMS, "-o", "taken")),
@@ -184,7 +190,7 @@ def test_a_tuned_folder_of_another_architecture(run: Run) -> None:
     assert_refused(ended, r"share no transformer layer|the vocabulary changed|the tokenizers differ")
 
 
-@pytest.mark.parametrize("option", ["--only", "--outside"])
+@pytest.mark.parametrize("option", ["--inside", "--outside"])
 def test_a_region_of_another_model(option: str, run: Run, place: Path) -> None:
     ended = run("finetune", "encoder", *FILMS, option, "region.safetensors", "-o", "out")
     assert_refused(ended, r"the region is not of this model: h\.0\..* missing here or have another shape")
@@ -224,7 +230,7 @@ def test_no_rows_left_to_validate_on(words: tuple[str, ...], says: str, run: Run
     """4 shots are all rows of both classes."""
     assert_refused(run("finetune", "encoder", *FILMS, "--shots", 4, "--steps", 2, *words, "-o", "out"), says)
     ended = run("evaluate", "encoder", *FILMS, "--shots", 4, "--split", "validation")
-    assert_refused(ended, "task 'films': there are no rows to run over; if these validate, ask for fewer shots")
+    assert_refused(ended, "task 'films' has no validation rows left to measure on; train on fewer rows")
 
 
 def test_checkpoints_of_a_lora_run(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The benchmarks run to their end at a twentieth of their size and write what they measured; their speed is not judged here."""
+"""The benchmarks run to their end at a twentieth of their size and write what they measured; their speed is not compared here."""
 
 import json
 import subprocess
@@ -15,6 +15,7 @@ FIGURES = {
     "switch": {"held_1", "held_64"},
     "startup": {"import", "help"},
     "evaluation": {"throughput"},
+    "evaluate_tuned": {"time", "peak"},
     "region_training": {"step", "moments", "state"},
     "learning_memory": {"copies", "authors"},
     "training_cost": {"step", "peak", "linear_step", "linear_peak"},

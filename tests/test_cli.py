@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from skillgraft import load, load_region, save_region
+from skillgraft import combine, load, load_region, save_region
 from skillgraft.cli import output
 from skillgraft.cli.main import app
+from skillgraft.compose.rules import RULES, options_of
 
 from .family import LAYER_ENTRIES, write_family
-from .folders import QUERY, content, same_weights
+from .model_folders import QUERY, content, same_weights
 from .running import Ended, Run, runner
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "cli.md"
@@ -39,8 +40,8 @@ def done(ended: Ended) -> Ended:
 
 @pytest.fixture
 def grafts(run: Run) -> tuple[str, str]:
-    done(run("extract", "BASE", "TUNED", "--budget", 4, "-o", "a.safetensors"))
-    done(run("extract", "BASE", "OTHER", "--budget", 2, "-o", "b.safetensors"))
+    done(run("extract", "BASE", "TUNED", "--entries", 4, "-o", "a.safetensors"))
+    done(run("extract", "BASE", "OTHER", "--entries", 2, "-o", "b.safetensors"))
     return "a.safetensors", "b.safetensors"
 
 
@@ -54,7 +55,7 @@ def started(*words: object, **rest: Any) -> subprocess.CompletedProcess[str]:
 
 
 def test_extract(run: Run) -> None:
-    found = done(run("extract", "BASE", "TUNED", "--budget", 0.07, "-o", "g.safetensors", "--json")).json
+    found = done(run("extract", "BASE", "TUNED", "--density", 0.07, "-o", "g.safetensors", "--json")).json
     g = load("g.safetensors")
     assert found == {
         "out": "g.safetensors",
@@ -68,12 +69,12 @@ def test_extract(run: Run) -> None:
         "base_fingerprint": g.base_fingerprint,
     }
     assert g.region.sites[QUERY].tolist() == [1, 3, 7]
-    assert g.info["command"] == "skillgraft extract BASE TUNED --budget 0.07 -o g.safetensors --json"
-    assert g.info["recipe"] == {"budget": 0.07, "scope": "layers", "convert": False}
+    assert g.info["command"] == "skillgraft extract BASE TUNED --density 0.07 -o g.safetensors --json"
+    assert g.info["recipe"] == {"density": 0.07, "entries": None, "scope": "layers", "convert": False}
 
 
 def test_extract_for_people(run: Run) -> None:
-    lines = done(run("extract", "BASE", "TUNED", "--budget", 4, "-o", "g.safetensors")).out.splitlines()
+    lines = done(run("extract", "BASE", "TUNED", "--entries", 4, "-o", "g.safetensors")).out.splitlines()
     assert lines[0].startswith("g.safetensors: 4 entries, density 9.09e-02 of 'layers', ")
     assert lines[0].endswith(" kB")
     assert lines[1:] == [
@@ -91,6 +92,25 @@ def test_extract_in_a_region_or_scope(run: Run, grafts: tuple[str, str]) -> None
         assert load(out).region == region
     found = done(run("extract", "BASE", "TUNED", "--scope", "*.dense.*", "-o", "d.safetensors", "--json")).json
     assert (found["entries"], found["scope"]) == (1, "*.dense.*")
+
+
+def test_diff(run: Run) -> None:
+    before = content(Path())
+    found = done(run("diff", "BASE", "TUNED", "--json")).json
+    assert (found["entries"], found["changed"], found["scope"]) == (LAYER_ENTRIES, 4, "layers")
+    assert found["norm"] == pytest.approx((0.5**2 + 0.25**2 + 1 + 0.125**2) ** 0.5)
+    assert {name: each["changed"] for name, each in found["by_layer"].items()} == {
+        "encoder.layer.0": 3,
+        "encoder.layer.1": 1,
+    }
+    assert found["outside_scope"]["embeddings.word_embeddings.weight"]["changed"] == 4
+    assert found["added"] == ["classifier.bias", "classifier.weight"]
+    assert found["config"].keys() == {"architectures", "id2label"}
+    lines = done(run("diff", "BASE", "TUNED")).out.splitlines()
+    assert lines[0].startswith("BASE -> TUNED: 4 of 44 entries of 'layers' changed (9.1%), norm 1.152 (")
+    assert "tensors added: classifier.bias, classifier.weight" in lines
+    assert "config keys that differ: architectures, id2label" in lines
+    assert content(Path()) == before
 
 
 def test_apply_and_remove(run: Run) -> None:
@@ -174,8 +194,34 @@ def test_combine_negates_unites_and_restricts(run: Run, grafts: tuple[str, str])
     assert load("out.safetensors").region == a.region - b.region
 
 
+def test_combine_by_della_and_by_stitching(run: Run, grafts: tuple[str, str]) -> None:
+    both = list(map(load, grafts))
+    done(run("combine", *grafts, "--rule", "stitch", "-o", "s.safetensors"))
+    assert load("s.safetensors").digest == combine(both, rule="stitch").digest
+    done(run("combine", *grafts, "--rule", "stitch", "--keep", 2 / LAYER_ENTRIES, "-o", "few.safetensors"))
+    assert len(load("few.safetensors")) <= 4
+    asked = {"keep": 0.5, "epsilon": 0.4, "seed": 3}
+    words = ("--keep", 0.5, "--epsilon", 0.4, "--draw-seed", 3)
+    done(run("combine", *grafts, "--rule", "della", *words, "-o", "d.safetensors"))
+    found = load("d.safetensors")
+    assert found.digest == combine(both, rule="della", **asked).digest
+    assert found.info["recipe"].items() >= {"rule": "della", **asked}.items()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_and_its_options_are_in_the_help_and_on_the_page(rule: str, run: Run) -> None:
+    page = DOCUMENT.read_text(encoding="utf-8").split("## combine\n")[1]
+    rows = {row.split("`")[1]: row for row in page.split("\n## ")[0].splitlines() if row.startswith("| `")}
+    assert f"--rule {rule}" in rows
+    for option in options_of(rule):
+        spelt = "--draw-seed" if option == "seed" else f"--{option}"
+        assert spelt in rows[f"--rule {rule}"]
+        assert spelt in done(run("combine", "--help")).out
+    assert rule in done(run("combine", "--help")).out
+
+
 def test_combine_chooses_a_head(run: Run, grafts: tuple[str, str]) -> None:
-    done(run("extract", "BASE", "TUNED", "--budget", 1, "-o", "c.safetensors"))
+    done(run("extract", "BASE", "TUNED", "--entries", 1, "-o", "c.safetensors"))
     done(run("combine", grafts[0], grafts[1], "--head", grafts[1], "-o", "headless.safetensors"))
     assert not load("headless.safetensors").heads
 
@@ -244,7 +290,7 @@ def test_doctor(run: Run) -> None:
 
 
 def test_doctor_without_torch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from skillgraft import doctor
+    from skillgraft.opening import doctor
 
     monkeypatch.setattr(doctor, "_version", lambda package: None if package == "torch" else "1")
     found = done(run("doctor", "--json")).json
@@ -277,12 +323,21 @@ def test_the_documented_fields_are_the_real_ones(run: Run, words: str) -> None:
 
 @pytest.mark.usefixtures("grafts")
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ("extract NOWHERE TUNED -o x", "NOWHERE does not exist; expected a model folder"),
-        ("extract BASE TUNED --budget 0 -o x", "a budget is a density up to 1.0 or a count"),
-        ("extract BASE TUNED --budget 1e9 -o x", "more than the 44 of the scope 'layers'"),
-        ("extract BASE TUNED --budget 4 --region a.safetensors -o x", "a budget or a region, not both"),
+        ("extract BASE TUNED --density 0 -o x", "a density is a share of the scope, above 0 and at most 1; found 0"),
+        ("extract BASE TUNED --density 4 -o x", "found 4.0: for a count use entries=4 (--entries)"),
+        (
+            "extract BASE TUNED --entries 0 -o x",
+            "entries is a whole number of 1 or more, found 0; for a share use density",
+        ),
+        ("extract BASE TUNED --entries 1000000000 -o x", "more than the 44 of the scope 'layers'"),
+        ("extract BASE TUNED --entries 4 --density 0.1 -o x", "give a density or a number of entries, not both"),
+        (
+            "extract BASE TUNED --entries 4 --region a.safetensors -o x",
+            "a density, a number of entries or a region, one of",
+        ),
         ("extract BASE TUNED --scope bias -o x", "did you mean 'biases'?"),
         ("apply OTHER a.safetensors -o x", "OTHER is not the base of a.safetensors"),
         ("apply BASE NOTHING.safetensors -o x", "NOTHING.safetensors cannot be read: No such file"),
@@ -297,17 +352,18 @@ def test_the_documented_fields_are_the_real_ones(run: Run, words: str) -> None:
         ("export a.safetensors --to gguf -o x", "'gguf' is not one of 'patch', 'checkpoint'"),
         ("inspect BASE", "BASE cannot be read: Is a directory"),
         ("extrct BASE TUNED -o x", "No such command 'extrct'. Did you mean 'extract'"),
-        ("extract BASE TUNED --bugdet 4 -o x", "No such option: --bugdet (Possible options: --budget"),
+        ("extract BASE TUNED --desnity 4 -o x", "No such option: --desnity (Possible options: --density"),
         ("extract BASE TUNED", "Missing option '-o'"),
-        ("extract BASE TUNED --budget many -o x", "Invalid value for '--budget'"),
+        ("extract BASE TUNED --entries many -o x", "Invalid value for '--entries'"),
+        ("extract BASE TUNED --density many -o x", "Invalid value for '--density'"),
         ("apply BASE -o x", "Missing argument"),
     ],
 )
-def test_wrong_input_is_one_or_two_lines(run: Run, words: str, said: str, tmp_path: Path) -> None:
+def test_wrong_input_is_one_or_two_lines(run: Run, words: str, expected: str, tmp_path: Path) -> None:
     before = content(tmp_path)
     ended = run(*words.split())
     assert (ended.code, ended.out) == (2, "")
-    assert said in ended.err
+    assert expected in ended.err
     assert ended.err.startswith("error: ")
     assert ended.err.count("\n") <= 2
     assert "Traceback" not in ended.err
@@ -367,7 +423,7 @@ def test_a_bug_says_that_it_is_one(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     def broken() -> None:
         raise KeyError("memory")
 
-    monkeypatch.setattr("skillgraft.doctor.examine", broken)
+    monkeypatch.setattr("skillgraft.opening.doctor.examine", broken)
     ended = run("doctor")
     assert (ended.code, ended.out) == (1, "")
     assert ended.err == "error: KeyError: 'memory'\nThis looks like a bug; run again with --debug to see where.\n"
@@ -382,7 +438,7 @@ def test_an_interrupt_leaves_nothing_behind(run: Run, monkeypatch: pytest.Monkey
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("skillgraft.tensor_file.write", interrupted)
+    monkeypatch.setattr("skillgraft.files.tensors.write", interrupted)
     ended = run("extract", "BASE", "TUNED", "-o", "g.safetensors")
     assert (ended.code, ended.out, ended.err.strip()) == (130, "", "interrupted")
     assert content(tmp_path) == before
@@ -408,7 +464,11 @@ def test_help_lists_every_verb_in_a_line_of_its_own(run: Run) -> None:
 def test_help_has_an_example_and_fits_a_screen(run: Run, verb: str) -> None:
     text = done(run(verb, "--help")).out
     assert f"skillgraft {verb}" in text.split("Example", 1)[1].split("Options:")[0]
-    assert len(text.splitlines()) <= 50
+    lines = text.splitlines()
+    panels = [line for line in lines if re.fullmatch(r"[A-Z][a-zA-Z ]+:", line)]
+    more = len(panels) - 2  # besides Arguments and Options: a title and an empty line each
+    assert len(lines) - 2 * more <= 52
+    assert len(text.split("\n\n" + panels[2])[0].splitlines() if more > 0 else lines) <= 52
     assert "--json" in text
 
 
@@ -472,6 +532,8 @@ def test_the_recorded_command_has_no_folders_of_this_machine(monkeypatch: pytest
     words = ["apply", "/home/me/BASE", "my grafts/g.safetensors", "--scale=0.5", "--out=/tmp/x/OUT", "--task", "sst2"]
     monkeypatch.setattr(sys, "argv", ["/usr/bin/skillgraft", *words])
     assert output.command_line() == "skillgraft apply BASE g.safetensors --scale=0.5 --out=OUT --task sst2"
+    monkeypatch.setattr(sys, "argv", ["skillgraft", "evaluate", "BASE", "--task", "/data/songs.toml as my/films.toml"])
+    assert output.command_line() == "skillgraft evaluate BASE --task 'songs.toml as films.toml'"
 
 
 def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from skillgraft import graft_file
 from skillgraft.errors import RunError, SkillgraftError
-from skillgraft.extraction import extract
-from skillgraft.graft import total
-from skillgraft.surgery import Named, apply
+from skillgraft.files import graft_file
+from skillgraft.folders.apply import Named, apply
+from skillgraft.folders.extract import extract
+from skillgraft.values.graft import total
 
-from .folders import body, content, moved, numbers, write_folder
+from .model_folders import body, content, moved, numbers, write_folder
 
 REPOSITORY = str(Path(__file__).parent.parent)
 BIG = "encoder.layer.2.output.dense.weight"
@@ -51,7 +51,7 @@ def do_extract(root: Path, out: Path) -> None:
 
 
 def do_apply(root: Path, out: Path) -> None:
-    apply(root / "base", [Named(graft_file.load(root / "whole.safetensors"), "whole")], out)
+    apply(root / "base", Named(graft_file.load(root / "whole.safetensors"), "whole"), out=out)
 
 
 def do_combine(root: Path, out: Path) -> None:
@@ -272,7 +272,7 @@ def test_tuned_truncated_while_it_is_read(keep, root, tmp_path):
     def cut(_done: int, _size: int) -> None:
         os.truncate(tuned / "model.safetensors", keep)
 
-    for options in ({}, {"budget": 10}):
+    for options in ({}, {"entries": 10}):
         shutil.copyfile(root / "tuned" / "model.safetensors", tuned / "model.safetensors")
         said = tmp_path / "said"
         assert ended(start(lambda: extract(root / "base", tuned, progress=cut, **options) and None, said)) == 2  # noqa: B023
@@ -281,7 +281,7 @@ def test_tuned_truncated_while_it_is_read(keep, root, tmp_path):
 
 @pytest.mark.parametrize("keep", [0, 50, 2_000])
 def test_base_truncated_while_it_is_copied(keep, root, tmp_path, monkeypatch):
-    from skillgraft import rewrite
+    from skillgraft.folders import rewrite
 
     base = shutil.copytree(root / "base", tmp_path / "base")
     copy = rewrite.copy_range
@@ -294,6 +294,6 @@ def test_base_truncated_while_it_is_copied(keep, root, tmp_path, monkeypatch):
     monkeypatch.setattr(rewrite, "copy_range", cut)
     graft = graft_file.load(root / "whole.safetensors")
     said = tmp_path / "said"
-    assert ended(start(lambda: apply(base, [Named(graft, "g")], tmp_path / "out") and None, said)) == 2
+    assert ended(start(lambda: apply(base, Named(graft, "g"), out=tmp_path / "out") and None, said)) == 2
     assert "became shorter while it was being copied" in said.read_text() or "changed while" in said.read_text()
     assert sorted(item.name for item in tmp_path.iterdir()) == ["base", "said"]

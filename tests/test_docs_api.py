@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from skillgraft.reproduce.recipes import RECIPES
+from skillgraft.papers.recipes import RECIPES
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -13,8 +13,8 @@ import typer
 
 from skillgraft import load
 from skillgraft.cli.main import app
-from skillgraft.names import layer_of
-from skillgraft.training.plan import _CHOICES, RECIPES, Plan
+from skillgraft.training.plan import _CHOICES, RECIPES, TrainingPlan
+from skillgraft.values.names import layer_of
 from tests.compose.toy_tasks import place, tasks  # noqa: F401
 from tests.test_docs_tasks import first_cells, write_example
 
@@ -71,7 +71,7 @@ def test_skills_that_add_up(place: Path, tasks: list[Path]) -> None:
 
 def test_the_settings_are_the_plans() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", section(PAGE, "Settings"), re.MULTILINE)
-    assert dict(rows) == {name: str(value) for name, value in Plan().as_dict().items()}
+    assert dict(rows) == {name: str(value) for name, value in TrainingPlan().as_dict().items()}
 
 
 def test_the_methods_and_recipes_are_all_there() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from skillgraft import load
 
-from .folders import content, same_weights
+from .model_folders import content, same_weights
 
 pytestmark = pytest.mark.model
 VARIANTS = ["float32", "bfloat16", "sharded"]
@@ -74,7 +74,7 @@ def test_a_small_graft_goes_on_and_off(published: Path, variant: str, tmp_path: 
     base, tuned = published / variant / "BASE", published / variant / "TUNED"
     before = content(published / variant)
     found = json.loads(
-        skillgraft("extract", base, tuned, "--budget", "1e-4", "-o", "g.safetensors", "--json", cwd=tmp_path)
+        skillgraft("extract", base, tuned, "--density", "1e-4", "-o", "g.safetensors", "--json", cwd=tmp_path)
     )
     assert (found["entries"], found["scope"]) == (633, "layers")  # 1e-4 of 6,325,248
     assert len(load(tmp_path / "g.safetensors")) == 633

@@ -9,9 +9,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from skillgraft.checkpoint import Checkpoint
-from skillgraft.extraction import extract
+from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.extract import extract
 from skillgraft.measure.evaluate import evaluate
+from skillgraft.tasks.data import Data
 from tests.readouts import making
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "image_encoder.py"
@@ -39,6 +40,6 @@ def test_training_lowers_the_loss_and_leaves_an_encoder_without_a_head(example: 
     fresh, trained = Checkpoint.open(tmp_path / "fresh"), Checkpoint.open(tmp_path / "out")
     assert fresh.shapes == trained.shapes, "no classifier, no pooler"
     assert len(extract(tmp_path / "fresh", tmp_path / "out")) > 0
-    said = evaluate(tmp_path / "out", files, readout="prototypes").said
-    assert {task: len(models["base"]) for task, models in said.items()} == {"digits": 30, "signs": 30}
+    found = evaluate(tmp_path / "out", files, data=Data(readout="prototypes"))
+    assert {task: len(found[task]["base"]) for task in found} == {"digits": 30, "signs": 30}
     assert sorted(folder.name for folder in tmp_path.iterdir() if folder.is_dir()) == ["fresh", "out"]

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skillgraft import graft_file, tensor_file
-from skillgraft.checkpoint import Checkpoint
-from skillgraft.extraction import extract
-from skillgraft.surgery import apply, remove
+from skillgraft.files import graft_file
+from skillgraft.files import tensors as tensor_file
+from skillgraft.folders.apply import apply, remove
+from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.extract import extract
 
-from .folders import named, outputs, same_weights, tensors_of
+from .model_folders import named, outputs, same_weights, tensors_of
 
 pytestmark = [pytest.mark.model, pytest.mark.long]
 VARIANTS = ["float32", "bfloat16", "sharded"]
@@ -51,9 +52,9 @@ def test_reactions(fine_tune, variant, reactions, tmp_path):
     assert Checkpoint.open(base).sharded == (variant == "sharded")
     graft_file.save(extract(base, tuned), tmp_path / "g.safetensors")
     graft = named(graft_file.load(tmp_path / "g.safetensors"))
-    apply(base, graft, tmp_path / "on")
+    apply(base, *graft, out=tmp_path / "on")
     assert same_weights(tmp_path / "on", tuned)
-    remove(tmp_path / "on", graft, tmp_path / "off")
+    remove(tmp_path / "on", *graft, out=tmp_path / "off")
     assert same_weights(tmp_path / "off", base)
     assert (tmp_path / "off" / "config.json").read_bytes() == (base / "config.json").read_bytes()
 
@@ -61,7 +62,7 @@ def test_reactions(fine_tune, variant, reactions, tmp_path):
 def test_grafted_reactions_model_computes_what_the_fine_tune_does(reactions, tmp_path):
     torch = pytest.importorskip("torch")
     base, tuned = reactions / "bert_pretrained-float32", reactions / "bert_ft-float32"
-    apply(base, named(extract(base, tuned)), tmp_path / "on")
+    apply(base, *named(extract(base, tuned)), out=tmp_path / "on")
     auto = "AutoModelForSequenceClassification"
     assert torch.equal(outputs(auto, tmp_path / "on"), outputs(auto, tuned))
 
@@ -69,7 +70,7 @@ def test_grafted_reactions_model_computes_what_the_fine_tune_does(reactions, tmp
 def test_top_ten_thousandth_of_the_reactions_skill(reactions):
     """By sorting all six million movements of the layers."""
     base, tuned = (Checkpoint.open(reactions / f"{name}-float32") for name in ("bert_pretrained", "bert_ft"))
-    graft = extract(base.path, tuned.path, budget=1e-4)
+    graft = extract(base.path, tuned.path, density=1e-4)
     names = list(graft.region.scope.shapes)
     movement = np.concatenate([np.abs(tuned.flat(n).astype(float) - base.flat(n).astype(float)) for n in names])
     kept = np.zeros(len(movement), bool)
@@ -92,9 +93,9 @@ def test_sentence_encoder(tmp_path):
     tensor_file.write(tuned / "model.safetensors", tensors, {"format": "pt"})
     graft = extract(base, tuned)
     assert 0 < graft.region.density < 0.01
-    apply(base, named(graft), tmp_path / "on")
+    apply(base, *named(graft), out=tmp_path / "on")
     assert same_weights(tmp_path / "on", tuned)
     assert (tmp_path / "on" / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
     assert (tmp_path / "on" / "1_Pooling" / "config.json").is_file()
-    remove(tmp_path / "on", named(graft), tmp_path / "off")
+    remove(tmp_path / "on", *named(graft), out=tmp_path / "off")
     assert same_weights(tmp_path / "off", base)

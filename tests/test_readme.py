@@ -13,9 +13,10 @@ import pytest
 import skillgraft
 from skillgraft.cli.main import app
 
-from .folders import real_model, same_weights
+from .model_folders import real_model, same_weights
 
 ROOT = Path(__file__).parents[1]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 README, CLI = (ROOT / "README.md").read_text(encoding="utf-8"), (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 SOURCE = Path(skillgraft.__file__).parent
 VERBS = {command.name or "" for command in app.registered_commands}
@@ -36,34 +37,32 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workplace(models: Path, tmp_path: Path) -> Path:
-    for folder in models.iterdir():
-        (tmp_path / folder.name).symlink_to(folder)
+def folder(models: Path, tmp_path: Path) -> Path:
+    for model in models.iterdir():
+        (tmp_path / model.name).symlink_to(model)
     return tmp_path
 
 
-def test_the_shell_commands_run(workplace: Path) -> None:
+def test_the_shell_commands_run(folder: Path) -> None:
     lines = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("skillgraft ")]
     assert len(lines) >= 4
     for line in lines:
         words = shlex.split(line, comments=True)[1:]
         command = [sys.executable, "-m", "skillgraft", *words]
-        ended = subprocess.run(command, cwd=workplace, capture_output=True, text=True, check=False)
+        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         assert (ended.returncode, ended.stderr) == (0, ""), line
-    assert same_weights(workplace / "BACK", workplace / "BASE")
-    assert not same_weights(workplace / "GRAFTED", workplace / "BASE")
+    assert same_weights(folder / "BACK", folder / "BASE")
+    assert not same_weights(folder / "GRAFTED", folder / "BASE")
 
 
-def test_the_python_code_runs(workplace: Path) -> None:
+def test_the_python_code_runs(folder: Path) -> None:
     """Every block is a program of its own, run in the order of the page, in one folder."""
     code = blocks(README, "python")
     assert len(code) >= 3
     for block in code:
-        ended = subprocess.run(
-            [sys.executable, "-c", block], cwd=workplace, capture_output=True, text=True, check=False
-        )
+        ended = subprocess.run([sys.executable, "-c", block], cwd=folder, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
-    assert same_weights(workplace / "BACK", workplace / "BASE")
+    assert same_weights(folder / "BACK", folder / "BASE")
 
 
 def tree(text: str) -> set[str]:
@@ -77,16 +76,20 @@ def tree(text: str) -> set[str]:
 
 
 def test_the_tree_is_the_real_one() -> None:
-    (shown,) = blocks(README, "text")
+    (shown,) = blocks(CONTRIBUTING, "text")
     files = {path.relative_to(SOURCE) for path in SOURCE.rglob("*.py") if path.name != "__init__.py"}
     folders = {f"{parent}/" for path in files for parent in path.parents if str(parent) != "."}
     real = {str(path) for path in files} | folders | {"__init__.py", "tasks/catalogue/"}
-    assert tree(shown) == real, "README.md: bring the tree under `The source` up to date"
+    assert tree(shown) == real, "CONTRIBUTING.md: bring the tree under `The source` up to date"
 
 
 def test_every_line_of_the_tree_has_a_phrase() -> None:
-    (shown,) = blocks(README, "text")
+    (shown,) = blocks(CONTRIBUTING, "text")
     assert [line for line in shown.splitlines()[1:] if len(line.split()) < 2] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
 
 
 def test_the_table_of_verbs_is_complete() -> None:

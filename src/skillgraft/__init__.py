@@ -9,62 +9,70 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skillgraft.comparison import compare as compare
-    from skillgraft.comparison import describe as describe
-    from skillgraft.compose.bench import Workbench as Workbench
     from skillgraft.compose.forgetting import forget as forget
     from skillgraft.compose.rules import combine as combine
-    from skillgraft.compose.scales import add_skills as add_skills
-    from skillgraft.compose.store import Store as Store
-    from skillgraft.export import export_patch as export_patch
-    from skillgraft.extraction import extract as extract
-    from skillgraft.graft import Graft as Graft
-    from skillgraft.graft import total as total
-    from skillgraft.graft_file import load as load
-    from skillgraft.graft_file import load_region as load_region
-    from skillgraft.graft_file import save as save
-    from skillgraft.graft_file import save_region as save_region
-    from skillgraft.live import grafted as grafted
-    from skillgraft.localize.skill import Rows as Rows
-    from skillgraft.localize.skill import localize_skill as localize_skill
+    from skillgraft.compose.scales import search_scale as search_scale
+    from skillgraft.compose.store import ContinualStore as ContinualStore
+    from skillgraft.files.graft_file import load as load
+    from skillgraft.files.graft_file import load_region as load_region
+    from skillgraft.files.graft_file import save as save
+    from skillgraft.files.graft_file import save_region as save_region
+    from skillgraft.folders.apply import apply as apply
+    from skillgraft.folders.apply import check as check
+    from skillgraft.folders.apply import remove as remove
+    from skillgraft.folders.compare import compare as compare
+    from skillgraft.folders.diff import diff as diff
+    from skillgraft.folders.extract import extract as extract
+    from skillgraft.interop.export import export_patch as export_patch
+    from skillgraft.live.grafted import grafted as grafted
     from skillgraft.measure.evaluate import evaluate as evaluate
-    from skillgraft.region import Region as Region
-    from skillgraft.region import Scope as Scope
-    from skillgraft.surgery import Named as Named
-    from skillgraft.surgery import apply as apply
-    from skillgraft.surgery import check as check
-    from skillgraft.surgery import remove as remove
+    from skillgraft.opening.runtime import Runtime as Runtime
+    from skillgraft.regions.choose import choose_region as choose_region
+    from skillgraft.regions.live import localize_live as localize_live
+    from skillgraft.regions.localize import localize as localize
+    from skillgraft.task_model import TaskModel as TaskModel
+    from skillgraft.tasks.data import Data as Data
+    from skillgraft.tasks.task import Task as Task
+    from skillgraft.tasks.task_file import load_task as load_task
     from skillgraft.training.finetune import finetune as finetune
-    from skillgraft.training.plan import Plan as Plan
+    from skillgraft.training.plan import TrainingPlan as TrainingPlan
+    from skillgraft.values.graft import Graft as Graft
+    from skillgraft.values.graft import total as total
+    from skillgraft.values.region import Region as Region
+    from skillgraft.values.region import Scope as Scope
 
 _HOME = {
-    "Graft": "graft",
-    "Named": "surgery",
-    "Plan": "training.plan",
-    "Region": "region",
-    "Rows": "localize.skill",
-    "Scope": "region",
-    "Store": "compose.store",
-    "Workbench": "compose.bench",
-    "add_skills": "compose.scales",
-    "apply": "surgery",
-    "check": "surgery",
+    "ContinualStore": "compose.store",
+    "Data": "tasks.data",
+    "Graft": "values.graft",
+    "Region": "values.region",
+    "Runtime": "opening.runtime",
+    "Scope": "values.region",
+    "Task": "tasks.task",
+    "TaskModel": "task_model",
+    "TrainingPlan": "training.plan",
+    "apply": "folders.apply",
+    "check": "folders.apply",
+    "choose_region": "regions.choose",
     "combine": "compose.rules",
-    "compare": "comparison",
-    "describe": "comparison",
+    "compare": "folders.compare",
+    "diff": "folders.diff",
     "evaluate": "measure.evaluate",
-    "export_patch": "export",
-    "extract": "extraction",
+    "export_patch": "interop.export",
+    "extract": "folders.extract",
     "finetune": "training.finetune",
     "forget": "compose.forgetting",
-    "grafted": "live",
-    "load": "graft_file",
-    "load_region": "graft_file",
-    "localize_skill": "localize.skill",
-    "remove": "surgery",
-    "save": "graft_file",
-    "save_region": "graft_file",
-    "total": "graft",
+    "grafted": "live.grafted",
+    "load": "files.graft_file",
+    "load_region": "files.graft_file",
+    "load_task": "tasks.task_file",
+    "localize": "regions.localize",
+    "localize_live": "regions.live",
+    "remove": "folders.apply",
+    "save": "files.graft_file",
+    "save_region": "files.graft_file",
+    "search_scale": "compose.scales",
+    "total": "values.graft",
 }
 __all__ = sorted(_HOME)
 

@@ -15,22 +15,23 @@ import pytest
 import typer
 
 from skillgraft.cli.main import app
-from skillgraft.compose.store import Store
+from skillgraft.compose.store import ContinualStore
 from skillgraft.measure.evaluate import evaluate
+from skillgraft.tasks.data import Data
 from tests.compose.toy_tasks import _one_thread, place, run, tasks  # noqa: F401
-from tests.folders import same_weights
+from tests.model_folders import same_weights
 from tests.test_docs_tasks import first_cells, write_example
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "continual.md").read_text(encoding="utf-8")
 SECTION = (DOCS / "cli.md").read_text(encoding="utf-8").split("\n## continual\n")[1].split("\n## ")[0]
 LEARN = ("--shots", 12, "--optimizer", "adamw", "--lr", 1e-2, "--batch-size", 8, "--steps", 8, "--inside-steps", 5,
-         "--budget", 0.05, "--mask-steps", 3, "--mask-lr", 1e5, "--start", "empty")  # fmt: skip
+         "--density", 0.05, "--mask-steps", 3, "--mask-lr", 1e5, "--start", "empty")  # fmt: skip
 
 
 def documented(action: str) -> list[str]:
-    told = re.split(r"`list` has|`use` has", SECTION.split("JSON fields: ")[1])
-    return re.findall(r"`(\w+)`", told[("add", "list", "use").index(action)].split(",\nas")[0])
+    parts = re.split(r"`list` has|`use` has", SECTION.split("JSON fields: ")[1])
+    return re.findall(r"`(\w+)`", parts[("add", "list", "use").index(action)].split(",\nas")[0])
 
 
 def test_add_list_use(run: Callable[..., Any], place: Path, tasks: list[Path]) -> None:  # noqa: F811
@@ -53,15 +54,15 @@ def test_add_list_use(run: Callable[..., Any], place: Path, tasks: list[Path]) -
     assert list(used) == documented("use")[:6]
     assert used["grafts"] == ["films", "animals"]
     assert used["entries"] == listing["entries"]
-    store = Store.open(place / "skills")
+    store = ContinualStore.open(place / "skills")
     recipe = store.own("animals").info["recipe"]
     assert (recipe["plan"]["steps"], recipe["inside"]["steps"], recipe["after"]) == (8, 5, ["films"])
     assert (
         store.own("animals").info["command"].startswith("skillgraft continual add skills encoder --task animals.toml")
     )
-    said = evaluate(place / "encoder", [tasks[1]], grafts={"g": store.graft("animals")}, split="validation", shots=12)
-    told = added[1]["validation"]["graft"]["accuracy"]["value"]
-    assert float((said.said["animals"]["g"].predicted == said.said["animals"]["g"].labels).mean()) == told
+    asked = {"grafts": {"g": store.graft("animals")}, "split": "validation", "data": Data(shots=12)}
+    found = evaluate(place / "encoder", [tasks[1]], **asked)["animals"]["g"]
+    assert float((found.predicted == found.labels).mean()) == added[1]["validation"]["graft"]["accuracy"]["value"]
 
 
 def test_for_people(run: Callable[..., Any], place: Path, tasks: list[Path]) -> None:  # noqa: F811
@@ -80,7 +81,7 @@ def test_for_people(run: Callable[..., Any], place: Path, tasks: list[Path]) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("list NOWHERE", "NOWHERE is not a store: it has no store.json"),
         ("use NOWHERE encoder --task films -o x", "NOWHERE is not a store"),
@@ -97,10 +98,10 @@ def test_for_people(run: Callable[..., Any], place: Path, tasks: list[Path]) -> 
     ],
 )
 @pytest.mark.usefixtures("tasks")
-def test_wrong_input_is_one_or_two_lines(run: Callable[..., Any], place: Path, words: str, said: str) -> None:  # noqa: F811
+def test_wrong_input_is_one_or_two_lines(run: Callable[..., Any], place: Path, words: str, message: str) -> None:  # noqa: F811
     code, out, err = run("continual", *words.split())
     assert (code, out) == (2, "")
-    assert said in err, err
+    assert message in err, err
     assert err.count("\n") <= 2
     assert not (place / "NOWHERE").exists()
 
@@ -123,4 +124,4 @@ def test_the_page_runs(tmp_path: Path) -> None:
     visible = {file.name for file in (folder / "STORE").iterdir() if not file.name.startswith(".")}
     assert visible == {"store.json", "001-reviews.safetensors"}
     assert (folder / "FOR_REVIEWS" / "model.safetensors").is_file()
-    assert Store.open(folder / "SKILLS").tasks == ("reviews",)
+    assert ContinualStore.open(folder / "SKILLS").tasks == ("reviews",)

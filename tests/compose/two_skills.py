@@ -1,4 +1,4 @@
-"""Two tiny skills of one base, a bench for both, and full evaluations to compare a bench with."""
+"""Two tiny skills of one base, the base opened for both tasks, and full evaluations to compare its predictions with."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import numpy as np
 import pytest
 
 from skillgraft import Graft, extract, save
-from skillgraft.compose.bench import Workbench
-from skillgraft.live import tensors_of
 from skillgraft.measure.evaluate import evaluate
 from skillgraft.measure.metrics import METRICS
-from skillgraft.measure.predictions import Predictions
+from skillgraft.predictions.predictions import Predictions
+from skillgraft.task_model import TaskModel
+from skillgraft.tasks.data import Data
 from skillgraft.training.finetune import finetune
+from tests.bits import bits_of
 from tests.compose.toy_tasks import QUICK, _one_thread, place, run, tasks  # noqa: F401
 
 # pytest passes fixtures by their names, which are imported here
 # ruff: noqa: F811
 
-SHOTS = {"shots": 20}
-FEW = 24  # rows that judge: few enough that the sample matters
+FEW = 24  # validation rows of a search: few enough that the sample matters
+SHOTS = Data(shots=20)
+SAMPLED = Data(shots=20, validation_rows=FEW)
 
 
 @pytest.fixture(scope="module")
@@ -29,33 +31,33 @@ def pair(place: Path, tasks: list[Path]) -> dict[str, Graft]:
     found = {}
     for file in tasks[:2]:
         out = place / f"tuned-{file.stem}"
-        finetune(place / "encoder", [file], out, plan=QUICK.with_changes(steps=60), **SHOTS)
+        finetune(place / "encoder", [file], out=out, plan=QUICK.with_changes(steps=60), data=SHOTS)
         found[file.stem] = extract(place / "encoder", out)
         save(found[file.stem], place / f"{file.stem}.safetensors")
     return found
 
 
 @pytest.fixture(scope="module")
-def bench(place: Path, tasks: list[Path]) -> Workbench:
-    return Workbench.open(place / "encoder", tasks[:2], rows=FEW, **SHOTS)
+def opened(place: Path, tasks: list[Path]) -> TaskModel:
+    return TaskModel.open(place / "encoder", tasks[:2], data=SAMPLED)
 
 
-def bits(bench: Workbench) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in tensors_of(bench.opened.model).arrays.items()}
+def bits(opened: TaskModel) -> dict[str, bytes]:
+    return bits_of(opened.model)
 
 
 def brute(place: Path, tasks: list[Path], graft: Graft) -> dict[str, Predictions]:
     """A full evaluation on all validation rows."""
-    found = evaluate(place / "encoder", tasks[:2], grafts={"g": graft}, split="validation", **SHOTS).said
-    return {task: models["g"] for task, models in found.items()}
+    found = evaluate(place / "encoder", tasks[:2], grafts={"g": graft}, split="validation", data=SHOTS)
+    return {task: found[task]["g"] for task in found}
 
 
-def sampled(bench: Workbench, said: Predictions, task: str) -> Predictions:
-    """The rows of a full evaluation that are on the bench."""
-    rows = np.sort(np.random.default_rng(0).permutation(len(said))[:FEW])
-    assert [row.label for row in bench.rows[bench.tasks.index(task)]] == said.labels[rows].tolist()
-    return Predictions(said.scores[rows], said.labels[rows], task=said.task, label_names=said.label_names)
+def sampled(opened: TaskModel, found: Predictions, task: str) -> Predictions:
+    """The rows of a full evaluation that the opened base is asked about."""
+    rows = np.sort(np.random.default_rng(0).permutation(len(found))[:FEW])
+    assert [row.label for row in opened.rows.encoded(task)] == found.labels[rows].tolist()
+    return Predictions(found.scores[rows], found.labels[rows], task=found.task, label_names=found.label_names)
 
 
-def accuracies(bench: Workbench, said: dict[str, Predictions]) -> dict[str, float]:
-    return {task: METRICS["accuracy"](sampled(bench, one, task)) for task, one in said.items()}
+def accuracies(opened: TaskModel, found: dict[str, Predictions]) -> dict[str, float]:
+    return {task: METRICS["accuracy"](sampled(opened, one, task)) for task, one in found.items()}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from skillgraft.errors import FormatError
-from skillgraft.graft_file import load
+from skillgraft.files.graft_file import load
 
 from ..golden.make_golden import HERE as GOLDEN
 from .raw_file import Change, RawFile

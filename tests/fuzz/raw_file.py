@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from skillgraft.dtypes import DTYPES, Array
+from skillgraft.values.numbers import DTYPES, Array
 
 WEIGHT, BIAS = "encoder.layer.0.query.weight", "encoder.layer.0.query.bias"
 

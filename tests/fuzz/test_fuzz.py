@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skillgraft.errors import FormatError, InputError
-from skillgraft.graft_file import load, load_info, load_region, save
+from skillgraft.files.graft_file import load, load_info, load_region, save
 
 from ..golden.make_golden import HERE as GOLDEN
 from .mutations import MUTATIONS

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from skillgraft.graft_file import load, load_info, load_region
+from skillgraft.files.graft_file import load, load_info, load_region
 
 from .raw_file import metadata, without
 
@@ -33,7 +33,11 @@ def test_unknown_metadata(refused):
 
 
 def test_a_region_file_is_not_a_graft(refused):
-    refused(lambda _: None, "expected a skillgraft.graft file, found a skillgraft.region file", golden="region")
+    refused(
+        lambda _: None,
+        "expected a skillgraft.graft file, found a skillgraft.region file",
+        golden="region",
+    )
 
 
 def test_unknown_form(refused):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from skillgraft.graft_file import load_region
+from skillgraft.files.graft_file import load_region
 
 from .raw_file import BIAS, WEIGHT, entry, metadata, put
 

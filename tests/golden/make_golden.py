@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from skillgraft.dtypes import BFLOAT16
-from skillgraft.graft import Graft
-from skillgraft.graft_file import save, save_region
-from skillgraft.provenance import Info
-from skillgraft.region import Region, Scope
+from skillgraft.files.graft_file import save, save_region
+from skillgraft.values.graft import Graft
+from skillgraft.values.info import Info
+from skillgraft.values.numbers import BFLOAT16
+from skillgraft.values.region import Region, Scope
 
 HERE = Path(__file__).parent
 FINGERPRINT = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"

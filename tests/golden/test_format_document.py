@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skillgraft import graft_file, tensor_file
-from skillgraft.checkpoint import MemoryTensors, fingerprint
-from skillgraft.dtypes import BFLOAT16, DTYPES, FLOATS
-from skillgraft.export import export_patch
-from skillgraft.provenance import ITEMS
-from skillgraft.tensor_file import TensorFile
+from skillgraft.files import graft_file
+from skillgraft.files import tensors as tensor_file
+from skillgraft.files.tensors import TensorFile
+from skillgraft.folders.checkpoint import MemoryTensors, fingerprint
+from skillgraft.interop.export import export_patch
+from skillgraft.values.info import ITEMS
+from skillgraft.values.numbers import BFLOAT16, DTYPES, FLOATS
 
 from .make_golden import HERE, grafts
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skillgraft.graft_file import is_region_file, load, load_info, load_region
-from skillgraft.provenance import ITEMS, Info
+from skillgraft.files.graft_file import is_region_file, load, load_info, load_region
+from skillgraft.values.info import ITEMS, Info
 
 from .make_golden import FINGERPRINT, HERE, HUGE, INFO, grafts, regions, write_all
 

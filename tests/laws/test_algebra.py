@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillgraft.dtypes import same_bits
-from skillgraft.graft import Graft, total
-from skillgraft.graft_file import save
-from skillgraft.provenance import Info
-from skillgraft.region import Region, Scope
+from skillgraft.files.graft_file import save
+from skillgraft.values.graft import Graft, total
+from skillgraft.values.info import Info
+from skillgraft.values.numbers import same_bits
+from skillgraft.values.region import Region, Scope
 
 from ..strategies import FINGERPRINT, FORMATS, examples, families, grafts, regions
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillgraft.dtypes import same_bits
-from skillgraft.graft import Graft
-from skillgraft.graft_file import load, load_info, load_region, save, save_region
-from skillgraft.provenance import Info
-from skillgraft.region import Region, Scope
+from skillgraft.files.graft_file import load, load_info, load_region, save, save_region
+from skillgraft.values.graft import Graft
+from skillgraft.values.info import Info
+from skillgraft.values.numbers import same_bits
+from skillgraft.values.region import Region, Scope
 
 from ..strategies import FINGERPRINT, FORMATS, examples, grafts, infos, regions, scopes
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillgraft.graft import Graft
-from skillgraft.region import Region, Scope
+from skillgraft.values.graft import Graft
+from skillgraft.values.region import Region, Scope
 
 from ..strategies import FORMATS, examples, families
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillgraft.dtypes import frozen
-from skillgraft.graft import Graft
-from skillgraft.graft_file import load, save
-from skillgraft.provenance import Info
-from skillgraft.region import Region, Scope
+from skillgraft.files.graft_file import load, save
+from skillgraft.values.graft import Graft
+from skillgraft.values.info import Info
+from skillgraft.values.numbers import frozen
+from skillgraft.values.region import Region, Scope
 
 from ..strategies import FORMATS, examples, families
 

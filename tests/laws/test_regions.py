@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillgraft.errors import InputError
-from skillgraft.names import kind_of, layer_of
-from skillgraft.region import Region, Scope
+from skillgraft.values.names import kind_of, layer_of
+from skillgraft.values.region import Region, Scope
 
 from ..strategies import examples, regions, scopes
 

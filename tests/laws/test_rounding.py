@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillgraft.dtypes import BFLOAT16, Array, bits, round_once, same_bits, widen
 from skillgraft.errors import InputError
-from skillgraft.graft import Graft
-from skillgraft.region import Region, Scope
-from skillgraft.rounding import added, blended
+from skillgraft.values.graft import Graft
+from skillgraft.values.numbers import BFLOAT16, Array, added, bits, blended, round_once, same_bits, widen
+from skillgraft.values.region import Region, Scope
 
 from ..strategies import FORMATS, arrays, examples, grafts, special_numbers
 
@@ -125,7 +124,7 @@ def one_entry(before: float, after: float, scale: float, dtype: Any) -> float:
 
 @every_format
 def test_scale_0_leaves_the_bits_and_takes_no_long_way(dtype, monkeypatch):
-    monkeypatch.setattr("skillgraft.rounding._blend_by_fractions", None)  # exact, but a hundred times as slow
+    monkeypatch.setattr("skillgraft.values.numbers._blend_by_fractions", None)  # exact, but a hundred times as slow
     before, after = np.array([-0.0, 1.0, 3.0], dtype), np.array([1.0, -2.0, 0.0], dtype)
     assert same_bits(blended(before, after, scale=0.0), before)
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillgraft import tensor_file
-from skillgraft.checkpoint import Checkpoint
-from skillgraft.dtypes import Array, same_bits
 from skillgraft.errors import WrongBase
-from skillgraft.extraction import extract
-from skillgraft.surgery import Named, apply, remove
+from skillgraft.files import tensors as tensor_file
+from skillgraft.folders.apply import Named, apply, remove
+from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.extract import extract
+from skillgraft.values.numbers import Array, same_bits
 
 from ..strategies import FORMATS, arrays, examples
 
@@ -53,9 +53,9 @@ def test_extract_apply_remove(dtype, data, tmp_path_factory):
     tuned = folder_with(root / "tuned", draw_tensors(data, dtype))
     graft = Named(extract(base, tuned), "g.safetensors")
     if len(graft.graft):
-        apply(base, [graft], root / "on")
+        apply(base, graft, out=root / "on")
         assert same_tensors(root / "on", tuned)
-        remove(root / "on", [graft], root / "off")
+        remove(root / "on", graft, out=root / "off")
         assert same_tensors(root / "off", base)
     shutil.rmtree(root)
 
@@ -67,5 +67,5 @@ def test_another_base_is_refused(dtype, tmp_path):
     base, tuned = folder_with(tmp_path / "base", zeros), folder_with(tmp_path / "tuned", ones)
     other = folder_with(tmp_path / "other", twos)
     with pytest.raises(WrongBase, match=r"encoder\.layer\.0\.query\.weight|embeddings"):
-        apply(other, [Named(extract(base, tuned), "g.safetensors")], tmp_path / "on")
+        apply(other, Named(extract(base, tuned), "g.safetensors"), out=tmp_path / "on")
     assert not (tmp_path / "on").exists()

@@ -14,7 +14,7 @@ from skillgraft.errors import InputError
 from skillgraft.measure import Predictions, matrices
 from skillgraft.measure.intervals import Estimate
 from skillgraft.measure.matrices import Matrix, alike, coverage_matrix, gain_matrix, score_matrix
-from skillgraft.region import Region, Scope
+from skillgraft.values.region import Region, Scope
 
 SCOPE = Scope.of("all", {"w": (8,), "v": (4,)})
 

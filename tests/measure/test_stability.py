@@ -7,7 +7,7 @@ import pytest
 
 from skillgraft.errors import InputError
 from skillgraft.measure import Predictions, stability
-from skillgraft.region import Region, Scope
+from skillgraft.values.region import Region, Scope
 
 SCOPE = Scope.of("all", {"w": (8,)})
 REGIONS = [Region(SCOPE, {"w": at}) for at in ([0, 1, 2], [1, 2, 3], [2, 7])]

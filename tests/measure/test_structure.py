@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillgraft.errors import InputError
-from skillgraft.measure.structure import consistency, structure
-from skillgraft.names import kind_of, layer_of
-from skillgraft.region import Region, Scope
+from skillgraft.measure.matrices import consistency, structure
+from skillgraft.values.names import kind_of, layer_of
+from skillgraft.values.region import Region, Scope
 
 SCOPE = Scope.of(
     "layers",

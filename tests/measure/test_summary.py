@@ -61,9 +61,15 @@ def test_summary_is_strict_json_and_repeats() -> None:
     assert found == summary(said, base=said, tuned=said)
 
 
-@pytest.mark.parametrize("name", ["predictions", "metrics", "intervals", "comparisons", "calibration"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "predictions.predictions",
+        *(f"measure.{name}" for name in ("metrics", "intervals", "comparisons", "calibration")),
+    ],
+)
 def test_examples_in_the_modules_run(name: str) -> None:
-    found = doctest.testmod(importlib.import_module(f"skillgraft.measure.{name}"))
+    found = doctest.testmod(importlib.import_module(f"skillgraft.{name}"))
     assert found.attempted > 0
     assert found.failed == 0
 

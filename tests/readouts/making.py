@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 
-from skillgraft.names import layer_of
-from skillgraft.readouts import Opened, loss_of
+from skillgraft.opening.source import Source
+from skillgraft.readouts import Readout, loss_of
+from skillgraft.readouts.readout import Options
+from skillgraft.task_model import TaskModel
 from skillgraft.tasks import Examples, Task, load_task
+from skillgraft.tasks.data import Data
+from skillgraft.values.names import layer_of
 
 _SENTENCES = """a b c d e f g the film was is it fine bad good great terrible dull quick slow cat dog house mouse red blue
 green Yes No Maybe yes no question answer review positive negative what does stand for ? . , : ! or"""
@@ -289,21 +294,69 @@ def vit(folder: Path) -> Path:
     return save(folder, made("ViTModel", config), processor)
 
 
-def scored(opened: Opened, examples: Examples, place: int = 0) -> Tensor:
+@dataclass(frozen=True)
+class Opened:
+    """A task model whose readouts are looked at one by one, in the tasks' order."""
+
+    whole: TaskModel
+
+    @property
+    def model(self) -> Any:
+        return self.whole.model
+
+    @property
+    def readouts(self) -> tuple[Readout, ...]:
+        return tuple(self.whole.rows.readouts.values())
+
+    @property
+    def name(self) -> str:
+        return self.whole.rows.name
+
+    @property
+    def fresh(self) -> tuple[str, ...]:
+        return self.whole.fresh
+
+    @property
+    def source(self) -> Source:
+        return self.whole.source
+
+
+def open_readouts(
+    base: str | Path,
+    tasks: Sequence[Task],
+    *,
+    readout: str = "auto",
+    max_length: int | None = None,
+    pad_multiple: int = 1,
+    length_normalised: bool = False,
+    **rest: Any,
+) -> Opened:
+    """The base opened for these tasks; `rest` are keywords of `TaskModel.open`."""
+    options = Options(max_length, pad_multiple, length_normalised)
+    return Opened(TaskModel.open(base, tasks, data=Data(readout=readout), options=options, **rest))
+
+
+def with_rows(opened: TaskModel, examples: Examples) -> TaskModel:
+    """The same model, asked about these rows as the validation rows of its only task."""
+    (task,) = opened.tasks
+    return replace(opened, rows=replace(opened.rows, _examples={(task, "validation"): examples}, _encoded={}))
+
+
+def scored(opened: Opened, examples: Examples, index: int = 0) -> Tensor:
     """Scores of all rows in one batch."""
-    readout = opened.readouts[place]
+    readout = opened.readouts[index]
     with torch.no_grad():
         return readout.scores(opened.model, readout.collate(readout.encode(examples)))
 
 
-def one_by_one(opened: Opened, examples: Examples, place: int = 0) -> list[Tensor]:
+def one_by_one(opened: Opened, examples: Examples, index: int = 0) -> list[Tensor]:
     """Scores of each row in a batch of its own."""
-    return [scored(opened, examples.select([row]), place)[0] for row in range(len(examples))]
+    return [scored(opened, examples.select([row]), index)[0] for row in range(len(examples))]
 
 
-def assert_padding_is_invisible(opened: Opened, examples: Examples, place: int = 0) -> None:
+def assert_padding_is_invisible(opened: Opened, examples: Examples, index: int = 0) -> None:
     """A batch of one gives the same scores as a batch of many."""
-    for together, alone in zip(scored(opened, examples, place), one_by_one(opened, examples, place), strict=True):
+    for together, alone in zip(scored(opened, examples, index), one_by_one(opened, examples, index), strict=True):
         torch.testing.assert_close(together[: len(alone)], alone, atol=1e-5, rtol=1e-5)
 
 
@@ -318,9 +371,9 @@ def assert_trains(opened: Opened, examples: Examples, tensors: Mapping[str, Tens
     assert still == {name for name in tensors if but is not None and but in name}
 
 
-def assert_gradients_flow(opened: Opened, examples: Examples, place: int = 0) -> None:
+def assert_gradients_flow(opened: Opened, examples: Examples, index: int = 0) -> None:
     """Every row's score moves the first and the last layer."""
-    readout = opened.readouts[place]
+    readout = opened.readouts[index]
     batch = readout.collate(readout.encode(examples))
     opened.model.zero_grad()
     loss_of(readout.scores(opened.model, batch), batch["labels"]).backward()

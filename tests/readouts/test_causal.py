@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from skillgraft.errors import InputError
-from skillgraft.readouts import open_readouts
 from tests.readouts.making import (
     GAPS,
     SENTIMENT,
@@ -15,6 +14,7 @@ from tests.readouts.making import (
     assert_padding_is_invisible,
     films,
     gaps,
+    open_readouts,
     scored,
     task_of,
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from skillgraft.errors import InputError
-from skillgraft.readouts import loss_of, open_readouts
+from skillgraft.readouts import loss_of
 from skillgraft.tasks import Examples
 from tests.readouts.making import (
     GAPS,
@@ -19,6 +19,7 @@ from tests.readouts.making import (
     assert_padding_is_invisible,
     films,
     gaps,
+    open_readouts,
     scored,
     task_of,
 )
@@ -49,7 +50,8 @@ def causal_score(model: Any, tokenizer: Any, prompt: str, answer: str) -> tuple[
 @pytest.mark.parametrize(("model", "naive"), [("t5", seq2seq_score), ("gpt2", causal_score), ("llama", causal_score)])
 def test_scores_are_sums_of_token_log_probabilities(folders: Folders, model: str, naive: Any) -> None:
     opened = open_readouts(folders(model), [task_of(SENTIMENT), task_of(GAPS)], readout="choice")
-    means = replace(opened, readouts=tuple(replace(readout, length_normalised=True) for readout in opened.readouts))
+    tasks = [task_of(SENTIMENT), task_of(GAPS)]
+    means = open_readouts(folders(model), tasks, readout="choice", length_normalised=True)
     some = films(("the film was fine", "it was slow , slow and bad !", ""))
     asked = [(f"{row['text']} is it good or bad ?", ("terrible bad", "great")) for row in some.rows()]
     shown = [(f"{row['question']} {' or '.join(row['choices'])} ?", row["choices"]) for row in gaps().rows()]

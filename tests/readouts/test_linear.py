@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from skillgraft.errors import InputError
-from skillgraft.readouts import open_readouts
+from skillgraft.tasks import asked_as
 from tests.readouts import making
 from tests.readouts.making import (
     DIGITS,
@@ -20,6 +20,7 @@ from tests.readouts.making import (
     assert_padding_is_invisible,
     digits,
     films,
+    open_readouts,
     pairs,
     scored,
     task_of,
@@ -84,6 +85,16 @@ def test_several_tasks_share_one_classifier(folders: Folders) -> None:
     assert (first.settings["first_label"], second.settings["first_label"]) == (0, 2)
 
 
+def test_rows_of_another_task_are_read_off_the_head_of_the_one_whose_question_they_are_asked(folders: Folders) -> None:
+    films = task_of(SENTIMENT)
+    plays = asked_as(task_of(SENTIMENT.replace('"films"', '"plays"')), films)
+    alone = open_readouts(folders("bert"), [plays], readout="linear")
+    assert alone.model.config.id2label == {0: "bad", 1: "good"}
+    opened = open_readouts(folders("bert"), [films, task_of(PAIRS), plays], readout="linear")
+    assert opened.model.classifier.weight.shape == (5, 16)
+    assert [readout.settings["first_label"] for readout in opened.readouts] == [0, 2, 0]
+
+
 def test_one_task_names_its_classes_plainly(folders: Folders) -> None:
     config = open_readouts(folders("bert"), [task_of(SENTIMENT)], readout="linear").model.config
     assert config.id2label == {0: "bad", 1: "good"}
@@ -117,11 +128,11 @@ def test_a_saved_classifier_is_kept(folders: Folders, tmp_path: Path) -> None:
     again = open_readouts(tmp_path, [task_of(SENTIMENT)])
     assert (again.name, again.fresh) == ("linear", ())
     assert torch.equal(again.model.classifier.weight, opened.model.classifier.weight)
-    assert torch.equal(opened.load(tmp_path).classifier.weight, opened.model.classifier.weight)
+    assert torch.equal(opened.whole.rows.over(tmp_path).model.classifier.weight, opened.model.classifier.weight)
     with pytest.raises(
         InputError, match=r"lacks bert.pooler.dense.bias, .*classifier.weight, which the linear readout reads"
     ):
-        opened.load(folders("bert"))
+        opened.whole.rows.over(folders("bert"))
 
 
 def test_a_classifier_of_another_size_is_made_anew(folders: Folders, tmp_path: Path) -> None:

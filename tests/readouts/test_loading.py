@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from skillgraft.errors import InputError
-from skillgraft.readouts import READOUTS, choose_readout, open_readouts
-from skillgraft.readouts.source import Source
-from tests.readouts.making import DIGITS, GAPS, PAIRS, SENTIMENT, films, gaps, pairs, scored, task_of
+from skillgraft.opening.source import Source
+from skillgraft.readouts import READOUTS, choose_readout
+from tests.readouts.making import DIGITS, GAPS, PAIRS, SENTIMENT, films, gaps, open_readouts, pairs, scored, task_of
 
 Folders = Callable[[str], Path]
 NO_PROMPTS = SENTIMENT.split("[prompt.masked]")[0]
@@ -73,14 +73,21 @@ def test_readouts_of_two_kinds_share_a_model(folders: Folders) -> None:
 
 
 def test_tasks_that_need_different_models(folders: Folders) -> None:
+    plain = task_of(NO_PROMPTS.replace('name = "films"', 'name = "plain"'))
     with pytest.raises(
-        InputError, match=r"need different models: films \(masked\), films \(linear\); give one readout"
+        InputError, match=r"need different models: films \(masked\), plain \(linear\); give one readout"
     ):
+        open_readouts(folders("bert"), [task_of(SENTIMENT), plain])
+
+
+def test_tasks_of_one_name(folders: Folders) -> None:
+    """Results go by name: one of the two would be lost."""
+    with pytest.raises(InputError, match="each name once, found films, films"):
         open_readouts(folders("bert"), [task_of(SENTIMENT), task_of(NO_PROMPTS)])
 
 
 def test_no_task(folders: Folders) -> None:
-    with pytest.raises(InputError, match="no task given"):
+    with pytest.raises(InputError, match="expected at least one task and each name once, found none"):
         open_readouts(folders("bert"), [])
 
 
@@ -164,7 +171,7 @@ class TestRefusedBeforeWeightsAreLoaded:
             open_readouts(tmp_path, [task_of(SENTIMENT)])
 
     def test_gguf_without_its_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("skillgraft.readouts.source.importlib.util.find_spec", lambda _name: None)
+        monkeypatch.setattr("skillgraft.opening.source.importlib.util.find_spec", lambda _name: None)
         (tmp_path / "small.gguf").write_bytes(b"")
         with pytest.raises(InputError, match=r"small.gguf needs the package gguf: pip install 'skillgraft\[gguf\]'"):
             open_readouts(tmp_path, [task_of(SENTIMENT)])

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from skillgraft.errors import InputError
-from skillgraft.readouts import open_readouts
 from tests.readouts.making import (
     PAIRS,
     SENTIMENT,
     assert_gradients_flow,
     assert_padding_is_invisible,
     films,
+    open_readouts,
     pairs,
     scored,
     task_of,

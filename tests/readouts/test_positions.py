@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
-from skillgraft.readouts.positions import logits_at
+from skillgraft.readouts.words import logits_at
 from tests.readouts.making import SMALL, made
 
 MASKED: dict[str, tuple[str, dict[str, Any]]] = {

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from skillgraft.errors import InputError
-from skillgraft.readouts import open_readouts
-from skillgraft.tasks import load_task, read_examples, training_split
+from skillgraft.tasks import asked_as, load_task, read_examples, training_split
 from tests.readouts import making
+from tests.readouts.making import open_readouts
 
 
 @pytest.mark.parametrize("kind", ["vit", "clip"])
@@ -59,3 +59,10 @@ def test_texts_and_labels_without_images_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "digits-train.npz", images=images, labels=np.array([0, 0, 1, 1]))
     with pytest.raises(InputError, match="task 'digits': no training image shows the label two"):
         open_readouts(base, [load_task(file)], readout="prototypes")
+
+
+def test_another_tasks_prototypes_are_refused(tmp_path: Path) -> None:
+    base = making.vit(tmp_path / "base")
+    task, source = (load_task(making.write_digits(tmp_path, name)) for name in ("numbers", "digits"))
+    with pytest.raises(InputError, match="numbers as digits: prototypes are made of a task's own training images"):
+        open_readouts(base, [asked_as(task, source)], readout="prototypes")

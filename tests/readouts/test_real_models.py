@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
-from skillgraft.readouts import Opened, choose_readout, open_readouts, predicted
+from skillgraft.readouts import choose_readout, predicted
 from skillgraft.tasks import Examples, load_task, read_examples
-from tests.readouts.making import scored, task_of
+from tests.readouts.making import Opened, open_readouts, scored, task_of
 
 pytestmark = pytest.mark.model
 REACTIONS = """

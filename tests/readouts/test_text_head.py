@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from skillgraft.errors import FormatError, InputError
-from skillgraft.readouts import loss_of, open_readouts
+from skillgraft.readouts import loss_of
 from skillgraft.tasks import load_task, pictures, read_examples
 from tests.readouts import making
 from tests.readouts.making import (
@@ -27,6 +27,7 @@ from tests.readouts.making import (
     digits,
     films,
     gaps,
+    open_readouts,
     pairs,
     scored,
     task_of,
@@ -189,7 +190,7 @@ def test_clips_vision_tower_learns(folders: Folders) -> None:
 def test_a_tuned_folder_is_read_with_the_bases_head(folders: Folders, tmp_path: Path) -> None:
     opened = open_readouts(folders("sentence_encoder"), [task_of(SENTIMENT)])
     tuned = making.bert(tmp_path / "tuned")  # a masked-LM folder: its pooler is missing, and nobody looks at it
-    model = opened.load(tuned)
+    model = opened.whole.rows.over(tuned).model
     readout = opened.readouts[0]
     batch = readout.collate(readout.encode(films()))
     assert readout.scores(model, batch).shape == (6, 2)

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from skillgraft import extract, graft_file
-from skillgraft.ledger import Ledger
+from skillgraft import extract
+from skillgraft.files import graft_file
+from skillgraft.folders.ledger import Ledger
 from skillgraft.measure import summary
 from skillgraft.report.from_values import disentanglement_sheet
 from skillgraft.report.sheet import Cell, Result, Sheet, save_result
@@ -80,10 +81,10 @@ def write_runs(folder: Path) -> Path:
 
 def write_grafts(folder: Path, models: dict[str, Any]) -> None:
     scores = {"validation": {"base": models["base"], "tuned": models["TUNED"], "graft": models["a.safetensors"]}}
-    a = extract(folder / "BASE", folder / "TUNED", budget=4).with_info(
+    a = extract(folder / "BASE", folder / "TUNED", entries=4).with_info(
         task=EVIL, scores=scores, command="skillgraft extract"
     )
-    b = extract(folder / "BASE", folder / "OTHER", budget=2).with_info(task="other")
+    b = extract(folder / "BASE", folder / "OTHER", entries=2).with_info(task="other")
     graft_file.save(a, folder / "a.safetensors")
     graft_file.save(b, folder / "b.safetensors")
     region = graft_file.load_region(folder / "b.safetensors")
@@ -108,7 +109,7 @@ def _made_by(model: str) -> dict[str, Any]:
 
 
 def _fingerprint(folder: Path) -> str:
-    from skillgraft.checkpoint import Checkpoint
+    from skillgraft.folders.checkpoint import Checkpoint
 
     return Checkpoint.open(folder / "BASE").fingerprint
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from skillgraft import graft_file
 from skillgraft.errors import InputError
+from skillgraft.files import graft_file
 from skillgraft.measure import Estimate
 from skillgraft.report.artefacts import Found, find
 from skillgraft.report.from_values import disentanglement_sheet
@@ -55,9 +55,9 @@ def test_a_tuned_folder_knows_its_base(runs: Path) -> None:
 
 
 def test_a_grafted_folder_lists_its_grafts(runs: Path, tmp_path: Path) -> None:
-    from skillgraft import Named, apply, load
+    from skillgraft import apply
 
-    apply(runs / "BASE", [Named(load(runs / "b.safetensors"), "b.safetensors")], tmp_path / "GRAFTED")
+    apply(runs / "BASE", runs / "b.safetensors", out=tmp_path / "GRAFTED")
     (model,) = find([tmp_path / "GRAFTED"]).of("model")
     assert model.value.made["applied"] == [{"graft": "b.safetensors", "scale": 1.0, "entries": 2}]
 

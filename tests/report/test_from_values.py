@@ -6,7 +6,6 @@ import pytest
 
 from skillgraft import Region, Scope
 from skillgraft.errors import InputError
-from skillgraft.graft import Graft
 from skillgraft.measure import Estimate
 from skillgraft.measure.calibration import Reliability
 from skillgraft.measure.matrices import Matrix
@@ -24,6 +23,7 @@ from skillgraft.report.from_values import (
     sizes_sheet,
 )
 from skillgraft.report.sheet import Cell
+from skillgraft.values.graft import Graft
 
 from ..measure.making import with_probabilities
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from skillgraft.errors import InputError
 from skillgraft.report.numbers import Unit, shown
-from skillgraft.report.sheet import Cell, Result, Sheet, load_result, mark, markdown, save_result
+from skillgraft.report.parts import sheet_table
+from skillgraft.report.sheet import Cell, Result, Sheet, load_result, mark, markdown, save_result, seeds_shown
 
 from .making import curve, grid
 
@@ -67,14 +68,40 @@ def test_markdown() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (Cell(0.847, 0.824, 0.869, seeds=(0.841, 0.853)), "84.7 [82.4, 86.9] (seeds 84.1, 85.3)"),
+        (
+            Cell(0.847, 0.824, 0.869, paper=0.91, seeds=(0.841, 0.853)),
+            "84.7 [82.4, 86.9] (seeds 84.1, 85.3; paper 91.0)",
+        ),
+        (Cell(0.5, seeds=(0.4, 0.5, 0.6, 0.45, 0.55), paper=0.5), "50.0 (5 seeds, std 7.9; paper 50.0)"),
+        (Cell(0.5, 0.4, 0.6), "50.0 [40.0, 60.0]"),
+    ],
+)
+def test_the_seeds_numbers_stand_beside_the_mean(cell: Cell, text: str) -> None:
+    sheet = Sheet("t", ("r",), ("c",), {("r", "c"): cell})
+    assert f"| r | {text} |" in markdown(Result("n", "t", (sheet,)))
+    page = str(sheet_table(sheet))
+    assert seeds_shown(cell, "percent") in page
+    assert ("seeds" in page) == ("seeds" in text)
+
+
+def test_the_spread_of_seeds() -> None:
+    assert Cell(0.5, seeds=(0.4, 0.6)).std == pytest.approx(0.02**0.5)
+    assert Cell(0.5).std is None
+
+
 def test_marks_go_on_after_the_alphabet() -> None:
     assert [mark(0), mark(25), mark(26)] == ["(a)", "(z)", "(27)"]
 
 
 numbers = st.floats(-1e6, 1e6)
 cells = st.builds(
-    Cell, numbers, numbers | st.none(), numbers | st.none(), numbers | st.none(), note=st.text(max_size=5)
-)
+    Cell, numbers, numbers | st.none(), numbers | st.none(), numbers | st.none(), note=st.text(max_size=5),
+    seeds=st.lists(numbers, max_size=3).map(tuple),
+)  # fmt: skip
 
 
 @given(st.data())
@@ -126,6 +153,8 @@ def spoilt(change: Any, tmp_path: Path) -> Path:
         (lambda f: f["sheets"][0]["cells"].pop(), "1 cells are missing"),
         (lambda f: f["sheets"][0]["cells"][0].update(value="high"), "must be real number"),
         (lambda f: f["sheets"][0]["cells"][0].update(low="high"), "must be real number"),
+        (lambda f: f["sheets"][0]["cells"][0].update(seeds=[0.5, "high"]), "must be real number"),
+        (lambda f: f["sheets"][0]["cells"][0].update(seeds=0.5), "not iterable"),
         (lambda f: f["sheets"][0]["cells"][0].update(reason=["x"]), "expected text, found ['x']"),
         (lambda f: f["sheets"][0]["cells"][0].update(colour="red"), "unexpected keyword argument 'colour'"),
     ],

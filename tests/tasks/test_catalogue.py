@@ -1,9 +1,12 @@
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from skillgraft.tasks import catalogue, load_task, splits, training_split
+from skillgraft.tasks import catalogue, load_task, training_split
+from skillgraft.tasks import data as splits
 
 from .making import tokenizer
 
@@ -128,20 +131,29 @@ def test_every_task_with_data_loads_and_splits(name: str) -> None:
             assert len(prompt.answers(row)) == (len(task.labels) or len(row["choices"]))
 
 
+def cards() -> dict[str, dict[str, Any]]:
+    return {path.parent.name: json.loads(path.read_text()) for path in Path(str(data_folder)).glob("*/card.json")}
+
+
+def is_generative(card: dict[str, Any]) -> bool:
+    """Its rows are a prompt and the text that should follow: nothing to classify, so that no labels are named."""
+    return set(card.get("columns", ())) == {"prompt", "completion"}
+
+
 @needs_data
-def test_every_dataset_has_a_task() -> None:
-    folders = {path.parent.name for path in Path(str(data_folder)).glob("*/card.json")}
-    assert folders <= set(catalogue())
+def test_every_dataset_to_classify_has_a_task() -> None:
+    classified = {name for name, card in cards().items() if not is_generative(card)}
+    assert classified
+    assert classified <= set(catalogue())
 
 
 @needs_data
 def test_labels_are_those_of_the_cards() -> None:
-    import json
-
-    for path in Path(str(data_folder)).glob("*/card.json"):
-        task = load_task(path.parent.name)
-        if task.labels:
-            assert list(task.labels) == json.loads(path.read_text())["labels"]
+    for name, card in cards().items():
+        if is_generative(card):
+            assert "labels" not in card
+        elif labels := load_task(name).labels:
+            assert list(labels) == card["labels"]
 
 
 @needs_data

@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillgraft.errors import InputError
-from skillgraft.tasks.fitting import cut_to
-from skillgraft.tasks.prompt import Template
+from skillgraft.tasks.prompt import Template, cut_to
 
 from .making import tokenizer, word_tokenizer
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillgraft.errors import InputError
-from skillgraft.tasks import Examples, Task, splits, training_split
+from skillgraft.tasks import Examples, Task, training_split
+from skillgraft.tasks import data as splits
 
 from .making import CHOICES, REVIEWS, make_task
 

@@ -13,27 +13,31 @@ import torch
 import transformers
 
 from skillgraft import apply, extract
-from skillgraft.bottleneck import Adapters
 from skillgraft.errors import InputError, WrongBase
-from skillgraft.live import parameter_names
-from skillgraft.localize.skill import localize_skill
+from skillgraft.folders.weight_files import ADAPTER
+from skillgraft.live.bottleneck import Adapters
+from skillgraft.live.grafted import parameter_names
 from skillgraft.measure.evaluate import evaluate
-from skillgraft.region import Region, Scope
+from skillgraft.opening.runtime import Runtime
+from skillgraft.regions.localize import localize
+from skillgraft.tasks.data import Data
 from skillgraft.training.finetune import finetune
 from skillgraft.training.methods import prepare
-from skillgraft.training.plan import Plan
-from skillgraft.weight_files import ADAPTER
-from tests.folders import named, same_weights
+from skillgraft.training.plan import TrainingPlan
+from skillgraft.values.region import Region, Scope
+from tests.model_folders import named, same_weights
 from tests.readouts import making
 from tests.running import Run
 from tests.training.test_finetune import QUICK, TRAIN, place, run  # noqa: F401
 from tests.training.toys import tiny_bert
 
+LINEAR = Data(readout="linear")
+
 
 @pytest.fixture(scope="module")
 def adapted(place: Path) -> Path:  # noqa: F811
     plan = QUICK.with_changes(method="houlsby", steps=250)
-    finetune(place / "encoder", [place / "films.toml"], place / "adapted", plan=plan)
+    finetune(place / "encoder", [place / "films.toml"], out=place / "adapted", plan=plan)
     return place / "adapted"
 
 
@@ -50,16 +54,16 @@ def test_the_folder_is_the_base_with_the_adapters_beside_it(adapted: Path, place
 
 
 def test_evaluate_attaches_them_and_leaves_the_base_as_it_was(adapted: Path, place: Path) -> None:  # noqa: F811
-    """Base comes first and again under another name after the adapted model: both say the same."""
+    """Base comes first and again under another name after the adapted model: both answer the same."""
     task = place / "films.toml"
     copy = extract(place / "encoder", place / "encoder")
-    said = evaluate(place / "encoder", [task], tuned={"a": adapted}, grafts={"again": copy}).said["films"]
-    accuracy = {name: float((one.predicted == one.labels).mean()) for name, one in said.items()}
+    found = evaluate(place / "encoder", [task], tuned={"a": adapted}, grafts={"again": copy})["films"]
+    accuracy = {name: float((one.predicted == one.labels).mean()) for name, one in found.items()}
     assert accuracy["a"] > max(0.9, accuracy["base"] + 0.2)
-    np.testing.assert_array_equal(said["base"].scores, said["again"].scores)
-    told = json.loads((adapted / "skillgraft.json").read_text())["made"]["validation"]["films"]
-    validation = evaluate(place / "encoder", [task], tuned={"a": adapted}, split="validation").said["films"]["a"]
-    assert float((validation.predicted == validation.labels).mean()) == told
+    np.testing.assert_array_equal(found["base"].scores, found["again"].scores)
+    recorded = json.loads((adapted / "skillgraft.json").read_text())["made"]["validation"]["films"]
+    validation = evaluate(place / "encoder", [task], tuned={"a": adapted}, split="validation")["films"]["a"]
+    assert float((validation.predicted == validation.labels).mean()) == recorded
 
 
 def test_from_the_command_line(run: Run, place: Path) -> None:  # noqa: F811
@@ -74,16 +78,16 @@ def test_from_the_command_line(run: Run, place: Path) -> None:  # noqa: F811
 
 def test_a_trained_head_travels_too(place: Path, tmp_path: Path) -> None:  # noqa: F811
     plan, task = QUICK.with_changes(method="houlsby", lr=1e-2, steps=60), place / "films.toml"
-    told = finetune(place / "masked", [task], tmp_path / "out", plan=plan, readout="linear").validation["films"]
+    recorded = finetune(place / "masked", [task], out=tmp_path / "out", plan=plan, data=LINEAR).validation["films"]
     tuned = {"t": tmp_path / "out"}
-    said = evaluate(place / "masked", [task], tuned=tuned, readout="linear", split="validation").said["films"]
-    accuracy = {name: float((one.predicted == one.labels).mean()) for name, one in said.items()}
-    assert accuracy["t"] == told > accuracy["base"]
+    found = evaluate(place / "masked", [task], tuned=tuned, data=LINEAR, split="validation")["films"]
+    accuracy = {name: float((one.predicted == one.labels).mean()) for name, one in found.items()}
+    assert accuracy["t"] == recorded > accuracy["base"]
 
 
 def test_checkpoints_on_the_way_have_their_adapters(place: Path, tmp_path: Path) -> None:  # noqa: F811
-    plan = QUICK.with_changes(method="pfeiffer", steps=4)
-    finetune(place / "encoder", [place / "films.toml"], tmp_path / "out", plan=plan, checkpoint_every=2)
+    plan = QUICK.with_changes(method="pfeiffer", steps=4, checkpoint_every=2)
+    finetune(place / "encoder", [place / "films.toml"], out=tmp_path / "out", plan=plan)
     half, end, out = (
         Adapters.load(folder / ADAPTER).tensors
         for folder in (tmp_path / "out.steps" / "step-000002", tmp_path / "out.steps" / "step-000004", tmp_path / "out")
@@ -105,7 +109,8 @@ def test_interrupted_and_started_again_it_ends_with_the_same_bits(place: Path, t
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt) if stop_at else nullcontext():
-            finetune(place / "encoder", [place / "films.toml"], out, plan=plan, snapshot_seconds=0, on_step=note)
+            runtime = Runtime(snapshot_seconds=0, progress=note)
+            finetune(place / "encoder", [place / "films.toml"], out=out, plan=plan, runtime=runtime)
         return seen
 
     assert steps(tmp_path / "straight") == list(range(1, 13))
@@ -122,11 +127,11 @@ def test_interrupted_and_started_again_it_ends_with_the_same_bits(place: Path, t
 def test_there_is_no_delta_in_it(adapted: Path, place: Path, run: Run) -> None:  # noqa: F811
     says = r"adapter\.safetensors\), which add parameters to the base rather than change its own"
     with pytest.raises(InputError, match=says):
-        localize_skill(place / "encoder", adapted, place / "films.toml", budget=5)
+        localize(place / "encoder", adapted, task=place / "films.toml", entries=5)
     for words in (
         ("extract", "encoder", "adapted", "-o", "g.safetensors"),
         ("extract", "adapted", "encoder", "-o", "g.safetensors"),
-        ("localize", "encoder", "adapted", "--task", "films.toml", "--budget", 5, "-o", "g.safetensors"),
+        ("localize", "encoder", "adapted", "--task", "films.toml", "--entries", 5, "-o", "g.safetensors"),
         ("finetune", "adapted", "--task", "films.toml", "-o", "out"),
         ("evaluate", "adapted", "--task", "films.toml"),
     ):
@@ -135,7 +140,7 @@ def test_there_is_no_delta_in_it(adapted: Path, place: Path, run: Run) -> None: 
         assert len(err.splitlines()) <= 2
         assert "`evaluate` takes it as --tuned" in err
     with pytest.raises(InputError, match=says):
-        apply(adapted, named(extract(place / "encoder", place / "encoder")), place / "never")
+        apply(adapted, *named(extract(place / "encoder", place / "encoder")), out=place / "never")
     assert not (place / "never").exists()
 
 
@@ -145,7 +150,7 @@ def test_the_wrong_base_is_refused_before_a_model_is_loaded(adapted: Path, place
         model.encoder.layer[0].output.dense.weight[0, 0] += 1
     making.save(tmp_path / "other", model, making.word_pieces())
     with pytest.raises(WrongBase, match="were trained on a base of fingerprint"):
-        evaluate(tmp_path / "other", [place / "films.toml"], tuned={"a": adapted}, readout="text-head")
+        evaluate(tmp_path / "other", [place / "films.toml"], tuned={"a": adapted}, data=Data(readout="text-head"))
 
 
 @pytest.mark.parametrize("method", ["lora", "houlsby", "pfeiffer"])
@@ -155,11 +160,11 @@ def test_a_region_and_a_pull_cannot_reach_added_parameters(method: Any) -> None:
     with pytest.raises(
         InputError, match=f"method {method} trains parameters that it adds: a region cannot restrict it"
     ):
-        prepare(model, Plan(method=method), only=Region(Scope.select("layers", shapes), {}))
+        prepare(model, TrainingPlan(method=method), inside=Region(Scope.select("layers", shapes), {}))
     with pytest.raises(InputError, match=f"l1 pulls the base's own parameters back; method {method} trains others"):
-        Plan(method=method, l1=0.001)
+        TrainingPlan(method=method, l1=0.001)
 
 
 def test_a_bottleneck_has_a_width() -> None:
     with pytest.raises(InputError, match="bottleneck must be at least 1, found 0"):
-        Plan(method="houlsby", bottleneck=0)
+        TrainingPlan(method="houlsby", bottleneck=0)

@@ -10,17 +10,16 @@ import pytest
 import torch
 import transformers
 
-from skillgraft import tensor_file
-from skillgraft.bottleneck import DESIGNS, Adapters, Bottleneck
 from skillgraft.errors import FormatError, InputError, WrongBase
-from skillgraft.live import parameter_names
-from skillgraft.readouts import open_readouts
-from skillgraft.region import Scope
-from skillgraft.tensor_file import TensorFile
-from skillgraft.training.adapters import add_lora, is_lora
-from skillgraft.training.methods import prepare
-from skillgraft.training.plan import Plan
+from skillgraft.files import tensors as tensor_file
+from skillgraft.files.tensors import TensorFile
+from skillgraft.live.bottleneck import DESIGNS, Adapters, Bottleneck
+from skillgraft.live.grafted import parameter_names
+from skillgraft.training.methods import add_lora, is_lora, prepare
+from skillgraft.training.plan import TrainingPlan
+from skillgraft.values.region import Scope
 from tests.readouts import making
+from tests.readouts.making import open_readouts
 from tests.training.toys import tiny_bert
 
 # P1 table 6: the size of what is added, and the percentage printed beside it (the same for both designs of adapters).
@@ -137,7 +136,7 @@ def test_every_architecture_starts_as_the_base_and_learns(kind: str, design: str
     make, text, rows = MODELS[kind]
     opened = open_readouts(make(tmp_path / kind), [making.task_of(text)])
     before = making.scored(opened, rows())
-    prepared = prepare(opened.model, Plan(method=design, bottleneck=2))  # type: ignore[arg-type]
+    prepared = prepare(opened.model, TrainingPlan(method=design, bottleneck=2))  # type: ignore[arg-type]
     adapters = prepared.adapters
     assert adapters is not None
     attention, mlp = SUBLAYERS[kind]
@@ -233,3 +232,19 @@ def test_a_model_without_the_matrices_and_an_unknown_design() -> None:
         Adapters.fresh(torch.nn.Linear(2, 2), "houlsby", bottleneck=1)
     with pytest.raises(InputError, match="no adapter design 'housby'; did you mean 'houlsby'"):
         Adapters.fresh(tiny_bert(), "housby", bottleneck=1)
+
+
+def test_experts_in_one_tensor_take_no_adapter() -> None:
+    """JetMoE's outputs have the right kinds, but their modules are a stack of matrices with no single width."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_key_value_heads": 1, "kv_channels": 4, "vocab_size": 40}
+    settings = {**sizes, "intermediate_size": 12, "num_local_experts": 2, "num_experts_per_tok": 1}
+    with pytest.raises(InputError, match="found no MLP out and no attention output in JetMoeModel"):
+        Adapters.fresh(transformers.JetMoeModel(transformers.JetMoeConfig(**settings)), "houlsby", bottleneck=1)
+
+
+def test_mpnet_has_an_adapter_behind_each_sublayer() -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    model = transformers.MPNetModel(transformers.MPNetConfig(vocab_size=40, **sizes))
+    behind = Adapters.fresh(model, "houlsby", bottleneck=1).layers
+    layers = [f"encoder.layer.{number}" for number in (0, 1)]
+    assert sorted(behind) == [f"{layer}.{part}" for layer in layers for part in ("attention.attn.o", "output.dense")]

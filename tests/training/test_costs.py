@@ -9,17 +9,16 @@ import pytest
 import torch
 
 from skillgraft.errors import InputError
-from skillgraft.live import parameter_names, tensors_of
-from skillgraft.region import Scope
-from skillgraft.training.costs import Way, step_costs, training_costs
-from skillgraft.training.plan import Plan
-from skillgraft.training.tensor_memory import TensorMemory
+from skillgraft.live.grafted import parameter_names, tensors_of
+from skillgraft.tasks.data import Data
+from skillgraft.training.costs import TensorMemory, Way, step_costs, training_costs
+from skillgraft.training.plan import TrainingPlan
+from skillgraft.values.region import Scope
 from tests.readouts import making
-from tests.training.test_loop import a_course
 from tests.training.test_trainables import a_region
-from tests.training.toys import tiny_bert
+from tests.training.toys import a_course, tiny_bert
 
-PLAN = Plan(optimizer="adamw", lr=1e-3, batch_size=8, dropout=False)
+PLAN = TrainingPlan(optimizer="adamw", lr=1e-3, batch_size=8, dropout=False)
 
 
 def test_bytes_of_tensors_by_hand() -> None:
@@ -56,7 +55,7 @@ def test_ways_side_by_side() -> None:
         "sgd": Way(PLAN.with_changes(optimizer="sgd")),
         "linear": Way(PLAN.with_changes(method="linear")),
         "lora": Way(PLAN.with_changes(method="lora", lora_rank=2)),
-        "region": Way(PLAN, only=region),
+        "region": Way(PLAN, inside=region),
     }
     found = {cost.name: cost for cost in step_costs(model, [a_course()], ways, steps=3)}
     assert list(found) == list(ways)
@@ -79,7 +78,9 @@ def test_ways_side_by_side() -> None:
 
 def test_a_tasks_own_rows(tmp_path: Path) -> None:
     base, task = making.sentence_encoder(tmp_path / "m"), making.write_films(tmp_path)
-    (cost,) = training_costs(base, task, {"bias": Way(PLAN.with_changes(method="bias"))}, steps=1, rows=16)
+    (cost,) = training_costs(
+        base, task, {"bias": Way(PLAN.with_changes(method="bias"))}, steps=1, data=Data(train_rows=16)
+    )
     assert cost.name == "bias"
     assert 0 < cost.trained < 1000
 

@@ -15,23 +15,24 @@ import pytest
 import transformers
 
 from skillgraft import extract, grafted, load_region, save, save_region
-from skillgraft.checkpoint import Checkpoint
 from skillgraft.errors import InputError
-from skillgraft.live import tensors_of
+from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.movement import count_of, most_moved
+from skillgraft.live.grafted import tensors_of
 from skillgraft.measure.evaluate import evaluate
-from skillgraft.measure.predict import predict
-from skillgraft.movement import most_moved
-from skillgraft.readouts import open_readouts
-from skillgraft.region import Scope
+from skillgraft.predictions.predict import predict
 from skillgraft.tasks import load_task, read_examples
+from skillgraft.tasks.data import Data
 from skillgraft.training.finetune import finetune
 from skillgraft.training.grid import finetune_recipe
-from skillgraft.training.plan import Plan
-from tests.folders import same_weights
+from skillgraft.training.plan import TrainingPlan
+from skillgraft.values.region import Scope
+from tests.model_folders import same_weights
 from tests.readouts import making
+from tests.readouts.making import open_readouts
 from tests.running import Run, runner, start
 
-QUICK = Plan(optimizer="adamw", lr=3e-3, batch_size=8, steps=30, dropout=False)
+QUICK = TrainingPlan(optimizer="adamw", lr=3e-3, batch_size=8, steps=30, dropout=False)
 
 
 @pytest.fixture(scope="module")
@@ -67,21 +68,32 @@ def test_finetune_then_evaluate_from_the_command_line(run: Run, place: Path) -> 
     transformers.AutoTokenizer.from_pretrained(place / "tuned")
     assert run("extract", "encoder", "tuned", "-o", "skill.safetensors")[0] == 0
     code, out, err = run("evaluate", "encoder", "--task", "films.toml", "--tuned", "tuned", "--graft", "skill.safetensors",
-                         "--save", "said", "--record", "--json")  # fmt: skip
+                         "--save", "predictions", "--record", "--json")  # fmt: skip
     assert code == 0, err
     models = json.loads(out)["tasks"]["films"]
     assert models["tuned"]["accuracy"]["value"] > models["base"]["accuracy"]["value"] + 0.2
     assert models["skill.safetensors"]["accuracy"] == models["tuned"]["accuracy"]
     assert models["skill.safetensors"]["agreement"]["value"] == 1.0
-    assert {file.name for file in (place / "said").iterdir()} == {
+    assert {file.name for file in (place / "predictions").iterdir()} == {
         "films--base.npz", "films--tuned.npz", "films--skill.safetensors.npz",
     }  # fmt: skip
     made = json.loads(run("inspect", "skill.safetensors", "--json")[1])["made"]
     assert made["scores"]["test"]["films"]["accuracy"] == models["tuned"]["accuracy"]
 
 
+def test_evaluate_asks_one_tasks_question_about_anothers_rows(run: Run, place: Path) -> None:
+    films = (place / "films.toml").read_text(encoding="utf-8")
+    plays = films.replace('name = "films"', 'name = "plays"').replace("a good film", "the red house")
+    (place / "plays.toml").write_text(plays, encoding="utf-8")
+    ended = run("evaluate", "encoder", "--task", "films.toml", "--task", "plays.toml",
+                "--task", "plays.toml as films.toml", "--json")  # fmt: skip
+    tasks = {name: models["base"]["nll"] for name, models in ended.json["tasks"].items()}
+    assert tasks["plays as films"] == tasks["films"]
+    assert tasks["plays as films"] != tasks["plays"]
+
+
 def test_evaluate_with_numbers_fitted_on_validation_rows(run: Run) -> None:
-    code, out, err = run("evaluate", "encoder", "--task", "films.toml", "--tuned", "encoder", "--shots", "8", "--rows", "30",
+    code, out, err = run("evaluate", "encoder", "--task", "films.toml", "--tuned", "encoder", "--shots", "8", "--test-rows", "30",
                          "--temperature", "--shift", "--json")  # fmt: skip
     assert code == 0, err
     models = json.loads(out)["tasks"]["films"]
@@ -100,7 +112,7 @@ def test_evaluate_prints_a_table(run: Run) -> None:
 @pytest.mark.parametrize("settings", [{"method": "bias"}, {"method": "lora"}, {"method": "linear"}, {"l1": 0.001}])
 def test_every_method_writes_a_normal_folder(settings: dict[str, Any], place: Path, tmp_path: Path) -> None:
     plan = QUICK.with_changes(steps=4, **settings)
-    finetune(place / "encoder", [place / "films.toml"], tmp_path / "out", plan=plan)
+    finetune(place / "encoder", [place / "films.toml"], out=tmp_path / "out", plan=plan)
     base, out = Checkpoint.open(place / "encoder"), Checkpoint.open(tmp_path / "out")
     assert base.shapes == out.shapes
     assert not same_weights(place / "encoder", tmp_path / "out")
@@ -111,22 +123,22 @@ def test_from_python_nothing_is_printed(place: Path, tmp_path: Path, capfd: pyte
     """transformers shows a bar for every file that it reads or writes, unless told otherwise; its setting is put back."""
     bars = transformers.utils.logging
     bars.enable_progress_bar()
-    plan = QUICK.with_changes(steps=2)
-    finetune(place / "encoder", [place / "films.toml"], tmp_path / "out", plan=plan, checkpoint_every=1)
-    evaluate(place / "encoder", [place / "films.toml"], tuned={"t": tmp_path / "out"}, rows=4)
+    plan = QUICK.with_changes(steps=2, checkpoint_every=1)
+    finetune(place / "encoder", [place / "films.toml"], out=tmp_path / "out", plan=plan)
+    evaluate(place / "encoder", [place / "films.toml"], tuned={"t": tmp_path / "out"}, data=Data(test_rows=4))
     assert capfd.readouterr() == ("", "")
     assert bars.is_progress_bar_enabled()
 
 
 def test_a_linear_head_travels_in_the_graft(place: Path, tmp_path: Path) -> None:
-    finetune(place / "masked", [place / "films.toml"], tmp_path / "out", plan=QUICK, readout="linear")
+    data = Data(readout="linear")
+    finetune(place / "masked", [place / "films.toml"], out=tmp_path / "out", plan=QUICK, data=data)
     graft = extract(place / "masked", tmp_path / "out")
     assert "classifier.weight" in graft.heads
     found = evaluate(
-        place / "masked", [place / "films.toml"], grafts={"g": graft}, tuned={"t": tmp_path / "out"}, readout="linear"
-    )
-    said = found.said["films"]
-    np.testing.assert_array_equal(said["g"].scores, said["t"].scores)
+        place / "masked", [place / "films.toml"], grafts={"g": graft}, tuned={"t": tmp_path / "out"}, data=data
+    )["films"]
+    np.testing.assert_array_equal(found["g"].scores, found["t"].scores)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert model.config.id2label == {0: "bad", 1: "good"}
 
@@ -143,23 +155,26 @@ def test_an_image_model_whose_folder_has_other_names_than_its_modules(tmp_path: 
         'name = "digits"\ntrain = "x.npz"\ntest = "y.npz"\nimage = "image"\nlabels = ["zero", "one", "two"]\n'
     )
     plan = QUICK.with_changes(train_embeddings=True, steps=60)
-    finetune(tmp_path / "vit", [tmp_path / "digits.toml"], tmp_path / "out", plan=plan)
-    said = evaluate(tmp_path / "vit", [tmp_path / "digits.toml"], tuned={"t": tmp_path / "out"}).said["digits"]
+    finetune(tmp_path / "vit", [tmp_path / "digits.toml"], out=tmp_path / "out", plan=plan)
+    found = evaluate(tmp_path / "vit", [tmp_path / "digits.toml"], tuned={"t": tmp_path / "out"})["digits"]["t"]
     opened = open_readouts(tmp_path / "out", [load_task(tmp_path / "digits.toml")])
     rows = opened.readouts[0].encode(read_examples(load_task(tmp_path / "digits.toml"), "test"))
-    np.testing.assert_array_equal(predict(opened.model, opened.readouts[0], rows).scores, said["t"].scores)
-    assert float((said["t"].predicted == said["t"].labels).mean()) > 0.8
+    np.testing.assert_array_equal(predict(opened.model, opened.readouts[0], rows).scores, found.scores)
+    assert float((found.predicted == found.labels).mean()) > 0.8
 
 
-def test_only_and_outside_a_region(place: Path, tmp_path: Path) -> None:
-    finetune(place / "encoder", [place / "films.toml"], tmp_path / "full", plan=QUICK)
+def test_inside_and_outside_a_region(place: Path, tmp_path: Path) -> None:
+    finetune(place / "encoder", [place / "films.toml"], out=tmp_path / "full", plan=QUICK)
     base, full = Checkpoint.open(place / "encoder"), Checkpoint.open(tmp_path / "full")
-    region = most_moved(base, full, Scope.select("layers", base.shapes), 0.05)
+    scope = Scope.select("layers", base.shapes)
+    region = most_moved(base, full, scope, count_of(scope, density=0.05))
     save_region(region, tmp_path / "region.safetensors")
     region = load_region(tmp_path / "region.safetensors")
-    trained = finetune(place / "encoder", [place / "films.toml"], tmp_path / "in", plan=QUICK, only=region).trained
+    trained = finetune(
+        place / "encoder", [place / "films.toml"], out=tmp_path / "in", plan=QUICK, inside=region
+    ).trained
     assert trained == len(region)
-    finetune(place / "encoder", [place / "films.toml"], tmp_path / "out", plan=QUICK, outside=region)
+    finetune(place / "encoder", [place / "films.toml"], out=tmp_path / "out", plan=QUICK, outside=region)
     inside, outside = (extract(place / "encoder", tmp_path / name).region for name in ("in", "out"))
     assert len(inside - region) == 0
     assert len(inside) > 0.9 * len(region)
@@ -171,8 +186,8 @@ def test_a_mixture_of_tasks_trains_one_body(place: Path, tmp_path: Path) -> None
     second = (place / "films.toml").read_text().replace('name = "films"', 'name = "again"')
     (place / "again.toml").write_text(second)
     tuned = finetune(
-        place / "encoder", [place / "films.toml", place / "again.toml"], tmp_path / "out",
-        plan=QUICK.with_changes(validate_every=10, keep="best"), shots=20,
+        place / "encoder", [place / "films.toml", place / "again.toml"], out=tmp_path / "out",
+        plan=QUICK.with_changes(validate_every=10, keep="best"), data=Data(shots=20),
     )  # fmt: skip
     assert set(tuned.validation) == {"films", "again"}
 
@@ -181,9 +196,8 @@ def test_checkpoints_on_the_way(place: Path, tmp_path: Path) -> None:
     finetune(
         place / "encoder",
         [place / "films.toml"],
-        tmp_path / "out",
-        plan=QUICK.with_changes(steps=6),
-        checkpoint_every=3,
+        out=tmp_path / "out",
+        plan=QUICK.with_changes(steps=6, checkpoint_every=3),
     )
     steps = sorted(folder.name for folder in (tmp_path / "out.steps").iterdir())
     assert steps == ["step-000003", "step-000006"]
@@ -193,7 +207,12 @@ def test_checkpoints_on_the_way(place: Path, tmp_path: Path) -> None:
 def test_a_recipes_grid_keeps_the_best_on_validation(place: Path, tmp_path: Path) -> None:
     task = load_task(place / "films.toml")
     best = finetune_recipe(
-        place / "encoder", [task], tmp_path / "out", recipe_name="p1", settings={"lr": 0.05, "dropout": False}, shots=4
+        place / "encoder",
+        [task],
+        out=tmp_path / "out",
+        recipe_name="p1",
+        settings={"lr": 0.05, "dropout": False},
+        data=Data(shots=4),
     )
     assert best.steps == 16 * 2 * 4
     assert (tmp_path / "out" / "model.safetensors").is_file()
@@ -250,7 +269,7 @@ def test_two_processes_give_the_numbers_of_one(place: Path, tmp_path: Path) -> N
 
 
 def test_grafts_are_off_again_after_evaluating(place: Path, tmp_path: Path) -> None:
-    finetune(place / "encoder", [place / "films.toml"], tmp_path / "out", plan=QUICK.with_changes(steps=3))
+    finetune(place / "encoder", [place / "films.toml"], out=tmp_path / "out", plan=QUICK.with_changes(steps=3))
     graft = extract(place / "encoder", tmp_path / "out")
     save(graft, tmp_path / "g.safetensors")
     model = transformers.AutoModel.from_pretrained(place / "encoder")
@@ -294,7 +313,7 @@ def test_lora_and_a_region_exclude_each_other(place: Path, tmp_path: Path) -> No
         finetune(
             place / "encoder",
             [place / "films.toml"],
-            tmp_path / "o",
+            out=tmp_path / "o",
             plan=QUICK.with_changes(method="lora"),
-            only=region,
+            inside=region,
         )

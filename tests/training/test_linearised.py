@@ -11,15 +11,16 @@ import torch
 
 from skillgraft import Graft, Region, extract, grafted
 from skillgraft.errors import InputError, WrongBase
-from skillgraft.live import fingerprint_of, parameter_names, tensors_of
-from skillgraft.measure.linearity import distance_from_linear
-from skillgraft.measure.predict import predict
-from skillgraft.measure.predictions import Predictions
-from skillgraft.readouts import Opened, open_readouts
-from skillgraft.region import Scope
+from skillgraft.live.grafted import fingerprint_of, parameter_names, tensors_of
+from skillgraft.measure.comparisons import distance_from_linear
+from skillgraft.predictions.predict import predict
+from skillgraft.predictions.predictions import Predictions
+from skillgraft.tasks.data import Data
 from skillgraft.training.finetune import finetune
 from skillgraft.training.linearised import near_linearity, post_hoc, tangent
+from skillgraft.values.region import Scope
 from tests.readouts import making
+from tests.readouts.making import Opened, open_readouts
 from tests.training.test_finetune import QUICK
 
 CASES: dict[str, Any] = {
@@ -31,8 +32,9 @@ CASES: dict[str, Any] = {
 @pytest.fixture(params=list(CASES))
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Opened, list[Any]]:
     make, text, examples = CASES[request.param]
-    opened = open_readouts(make(tmp_path / "m"), [making.task_of(text)], dtype=torch.float64)
-    return opened, opened.readouts[0].encode(examples())
+    plain = open_readouts(make(tmp_path / "m"), [making.task_of(text)], dtype=torch.float64)
+    opened = Opened(making.with_rows(plain.whole, examples()))
+    return opened, list(opened.whole.rows.encoded(*opened.whole.tasks))
 
 
 def a_graft(model: Any, seed: int, *, size: float = 0.01) -> Graft:
@@ -74,8 +76,9 @@ def test_a_tangent_gives_every_scale_and_sum_without_a_model(subject: Any) -> No
     opened, rows = subject
     model, readout = opened.model, opened.readouts[0]
     g, h = a_graft(model, 0), a_graft(model, 1)
-    line = tangent(model, readout, rows, {"g": g, "h": h}, batch_size=2)
-    assert line.at({}) == predict(model, readout, rows, batch_size=2)
+    line = tangent(opened.whole, *opened.whole.tasks, {"g": g, "h": h}, batch_size=2)
+    about = {"split": "validation", "readout": opened.name}
+    assert line.at({}) == predict(model, readout, rows, batch_size=2, made_by=about)
     for scales in ({"g": 1.0}, {"h": -0.5}, {"g": 0.25, "h": 2.0}):
         moved = [scale * {"g": g, "h": h}[name] for name, scale in scales.items()]
         whole = moved[0] if len(moved) == 1 else moved[0] + moved[1]
@@ -97,16 +100,16 @@ def test_another_base_is_refused_and_the_model_is_left_alone(subject: Any) -> No
         post_hoc(opened.model, opened.readouts[0], graft)
 
 
-def said(scores: Any) -> Predictions:
+def predictions(scores: Any) -> Predictions:
     return Predictions(scores, [0, 1], task="t")
 
 
 def test_the_distance_by_hand() -> None:
-    base = said([[0.0, 0.0], [0.0, 0.0]])
-    own = said([[3.0, 0.0], [0.0, 4.0]])
+    base = predictions([[0.0, 0.0], [0.0, 0.0]])
+    own = predictions([[3.0, 0.0], [0.0, 4.0]])
     assert distance_from_linear(own, own, base=base).value == 0.0
     assert distance_from_linear(own, base, base=base).value == 1.0
-    assert distance_from_linear(own, said([[3.0, 1.0], [0.0, 4.0]]), base=base).value == pytest.approx(1 / 5)
+    assert distance_from_linear(own, predictions([[3.0, 1.0], [0.0, 4.0]]), base=base).value == pytest.approx(1 / 5)
     nothing = distance_from_linear(base, base, base=base)
     assert nothing.value is None
     assert nothing.reason == "the delta changes no score"
@@ -114,8 +117,8 @@ def test_the_distance_by_hand() -> None:
 
 def test_absent_choices_do_not_count() -> None:
     none = -np.inf
-    base = said([[0.0, 0.0, none], [0.0, 0.0, 0.0]])
-    own = said([[3.0, 0.0, none], [0.0, 4.0, 0.0]])
+    base = predictions([[0.0, 0.0, none], [0.0, 0.0, 0.0]])
+    own = predictions([[3.0, 0.0, none], [0.0, 4.0, 0.0]])
     assert distance_from_linear(own, base, base=base).value == 1.0
 
 
@@ -123,10 +126,10 @@ def test_absent_choices_do_not_count() -> None:
 def test_near_linearity_of_a_fine_tune_shrinks_with_its_delta(readout: str, tmp_path: Path) -> None:
     """Halving the delta about halves the second-order rest relative to the first-order change."""
     base, task = making.sentence_encoder(tmp_path / "m"), making.write_films(tmp_path)
-    plan = QUICK.with_changes(steps=20, lr=1e-3)
-    finetune(base, [task], tmp_path / "tuned", plan=plan, readout=readout)
+    plan, data = QUICK.with_changes(steps=20, lr=1e-3), Data(readout=readout, test_rows=20)
+    finetune(base, [task], out=tmp_path / "tuned", plan=plan, data=data)
     graft = extract(base, tmp_path / "tuned")
-    far, near = (near_linearity(base, scale * graft, task, readout=readout, rows=20).value for scale in (1.0, 0.25))
+    far, near = (near_linearity(base, scale * graft, task, data=data).value for scale in (1.0, 0.25))
     assert far is not None
     assert near is not None
     assert 0 < near < 0.5 * far

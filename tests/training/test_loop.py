@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from torch import nn
 
 from skillgraft.errors import RunError
-from skillgraft.live import tensors_of
-from skillgraft.measure.predict import predict
-from skillgraft.training.adapters import add_lora, merge_lora
+from skillgraft.live.grafted import tensors_of
+from skillgraft.opening.device import autocast
+from skillgraft.predictions.predict import predict
 from skillgraft.training.linearised import frozen_copy, linear_scores
-from skillgraft.training.loop import Course, mean_score, train
-from skillgraft.training.methods import prepare
-from skillgraft.training.plan import Plan
-from skillgraft.training.snapshot import Progress, Snapshot
+from skillgraft.training.loop import Course
+from skillgraft.training.methods import add_lora, merge_lora
+from skillgraft.training.plan import TrainingPlan
+from skillgraft.training.snapshot import Snapshot, TrainingProgress
 from skillgraft.training.trainables import choose_trainables
 from tests.training.test_trainables import a_region
-from tests.training.toys import ToyReadout, tiny_bert, toy_rows
+from tests.training.toys import ToyReadout, tiny_bert, toy_rows, train_toy
 
 
-def a_course() -> Course:
-    return Course(ToyReadout(), toy_rows(40), toy_rows(40, seed=9))
-
-
-def run(model: nn.Module, plan: Plan, **rest: Any) -> Progress:
-    region = rest.pop("only", None)
-    trainables, scores, _ = prepare(model, plan, only=region)
-    return train(model, [a_course()], plan, trainables, accelerator=Accelerator(cpu=True), scores=scores, **rest)
+def run(model: nn.Module, plan: TrainingPlan, **rest: Any) -> TrainingProgress:
+    return train_toy(model, plan, **rest)[0]
 
 
 def bits(model: nn.Module) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in tensors_of(model).arrays.items()}
 
 
-ADAMW = Plan(optimizer="adamw", lr=3e-3, weight_decay=0.01, batch_size=8, steps=60, dropout=False)
+ADAMW = TrainingPlan(optimizer="adamw", lr=3e-3, weight_decay=0.01, batch_size=8, steps=60, dropout=False)
 
 
 @pytest.mark.parametrize(("method", "lr"), [("full", 3e-3), ("lora", 3e-2), ("linear", 3e-3)])
@@ -47,6 +41,33 @@ def test_every_method_learns(method: Any, lr: float) -> None:
     progress = run(tiny_bert(), ADAMW.with_changes(method=method, steps=120, lr=lr))
     losses = [entry["loss"] for entry in progress.log]
     assert np.mean(losses[-10:]) < 0.75 * np.mean(losses[:10])
+
+
+def test_mixed_precision_learns_in_float32_weights_from_bfloat16_products() -> None:
+    plain, mixed = tiny_bert(), tiny_bert()
+    plan = ADAMW.with_changes(steps=4)
+    exact = run(plain, plan).log
+    precision = partial(autocast, torch.device("cpu"), "bf16")
+    rounded = run(mixed, plan.with_changes(mixed_precision="bf16"), settings={"autocast": precision}).log
+    assert {parameter.dtype for parameter in mixed.parameters()} == {torch.float32}
+    losses = [(one["loss"], other["loss"]) for one, other in zip(exact, rounded, strict=True)]
+    assert all(0 < abs(one - other) < 0.05 for one, other in losses)
+
+
+def test_a_linearised_model_trains_without_dropout() -> None:
+    """Whatever the model's configuration says and the plan does not: bit for bit as with dropout of probability 0."""
+    trained = {}
+    for probability in (0.0, 0.5):
+        model = tiny_bert(dropout=probability)
+        run(model, TrainingPlan(method="linear", optimizer="adamw", lr=3e-3, batch_size=8, steps=4))
+        trained[probability] = bits(model)
+    assert trained[0.5] == trained[0.0]
+    assert trained[0.0] != bits(tiny_bert())
+    model = tiny_bert(dropout=0.5)
+    run(model, TrainingPlan(optimizer="adamw", lr=3e-3, batch_size=8, steps=4))
+    plain = tiny_bert()
+    run(plain, TrainingPlan(optimizer="adamw", lr=3e-3, batch_size=8, steps=4))
+    assert bits(model) != bits(plain), "other methods train with it"
 
 
 def test_bias_only_changes_biases_only() -> None:
@@ -58,7 +79,7 @@ def test_bias_only_changes_biases_only() -> None:
 
 def test_parts_of_a_batch_make_no_difference() -> None:
     whole, parts = tiny_bert(), tiny_bert()
-    plan = Plan(
+    plan = TrainingPlan(
         lr=0.1, batch_size=8, steps=10, dropout=False
     )  # AdamW would blow up the noise of key biases, whose gradient is 0
     run(whole, plan)
@@ -75,10 +96,8 @@ def test_rows_of_like_length_share_a_part() -> None:
             lengths.extend(row.length for row in rows)
             return super().collate(rows)
 
-    model, plan = tiny_bert(), Plan(batch_size=8, steps=3, accumulation=4)
-    trainables, scores, _ = prepare(model, plan)
-    course = Course(Watched(), toy_rows(40), [])
-    train(model, [course], plan, trainables, accelerator=Accelerator(cpu=True), scores=scores)
+    plan = TrainingPlan(batch_size=8, steps=3, accumulation=4)
+    run(tiny_bert(), plan, course=Course(Watched(), toy_rows(40), []))
     for step in (lengths[low : low + 8] for low in (0, 8, 16)):
         assert step == sorted(step)
         assert len(set(step)) > 2
@@ -96,7 +115,7 @@ def test_a_killed_run_resumes_and_ends_with_the_same_bits(method: str, tmp_path:
     )  # fmt: skip
     region = a_region(tiny_bert()) if method == "region" else None
     straight = tiny_bert(dropout=0.1)
-    run(straight, plan, only=region)
+    run(straight, plan, inside=region)
 
     def kill(step: int, _steps: int, _entry: Any) -> None:
         if step == 13:
@@ -104,10 +123,17 @@ def test_a_killed_run_resumes_and_ends_with_the_same_bits(method: str, tmp_path:
 
     snapshot = Snapshot.beside(tmp_path / "out", {"run": 1})
     with pytest.raises(Killed):
-        run(tiny_bert(dropout=0.1), plan, only=region, snapshot=snapshot, snapshot_seconds=0.0, on_step=kill)
+        run(tiny_bert(dropout=0.1), plan, inside=region, snapshot=snapshot, snapshot_seconds=0.0, on_step=kill)
     seen: list[int] = []
     resumed = tiny_bert(dropout=0.1)
-    run(resumed, plan, only=region, snapshot=snapshot, snapshot_seconds=0.0, on_step=lambda step, *_: seen.append(step))
+    run(
+        resumed,
+        plan,
+        inside=region,
+        snapshot=snapshot,
+        snapshot_seconds=0.0,
+        on_step=lambda step, *_: seen.append(step),
+    )
     assert seen[0] == 13, "step 13 was not saved yet when the run was killed, so it is run again"
     assert bits(resumed) == bits(straight)
 
@@ -127,10 +153,9 @@ def test_a_snapshot_of_other_settings_or_a_broken_one_is_not_used(tmp_path: Path
 
 
 def test_the_best_model_is_kept() -> None:
-    model = tiny_bert()
-    progress = run(model, ADAMW.with_changes(steps=40, validate_every=5, keep="best"))
+    progress, training = train_toy(tiny_bert(), ADAMW.with_changes(steps=40, validate_every=5, keep="best"))
     looked = [entry["validation"] for entry in progress.log if "validation" in entry]
-    assert mean_score(model, [a_course()], "validation") == max(looked)
+    assert training.mean_score("validation") == max(looked)
 
 
 def test_it_stops_at_a_training_accuracy() -> None:
@@ -142,7 +167,7 @@ def test_it_stops_at_a_training_accuracy() -> None:
 
 def test_a_loss_that_blows_up_is_an_error_that_names_step_and_rate() -> None:
     with pytest.raises(RunError, match=r"the loss became .* at step \d+; use a smaller learning rate than 1e\+30"):
-        run(tiny_bert(), Plan(lr=1e30, steps=50, batch_size=8, dropout=False))
+        run(tiny_bert(), TrainingPlan(lr=1e30, steps=50, batch_size=8, dropout=False))
 
 
 def test_merged_lora_gives_the_same_scores() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skillgraft.errors import InputError
-from skillgraft.training.batches import BatchOrder
+from skillgraft.tasks.data import BatchOrder
 from skillgraft.training.grid import _points
-from skillgraft.training.plan import RECIPES, Plan, p1_steps, recipe
+from skillgraft.training.plan import RECIPES, Method, TrainingPlan, p1_steps, recipe
 
 
 @pytest.mark.parametrize(
@@ -33,29 +33,56 @@ from skillgraft.training.plan import RECIPES, Plan, p1_steps, recipe
 )
 def test_wrong_settings_are_refused(settings_: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Plan(**settings_)
+        TrainingPlan(**settings_)
 
 
 def test_unknown_settings_and_recipes_say_what_is_known() -> None:
     with pytest.raises(InputError, match="did you mean 'lr'"):
-        Plan().with_changes(lrr=1.0)
+        TrainingPlan().with_changes(lrr=1.0)
     with pytest.raises(InputError, match="did you mean 'p1'"):
         recipe("p11")
 
 
+def test_dropout_is_on_by_default_and_off_where_a_model_is_linearised() -> None:
+    assert [TrainingPlan(method=method).uses_dropout for method in get_args(Method)] == [
+        method != "linear" for method in get_args(Method)
+    ]
+    assert not TrainingPlan(dropout=False).uses_dropout
+    assert not TrainingPlan().with_changes(method="linear", dropout=False).uses_dropout
+    for plan, changes in (
+        (TrainingPlan(), {"method": "linear", "dropout": True}),
+        (TrainingPlan(method="linear"), {"dropout": True}),
+    ):
+        with pytest.raises(InputError, match="a linearised model trains without dropout, found dropout True"):
+            plan.with_changes(**changes)
+
+
 def test_schedules_by_hand() -> None:
-    plan = Plan(lr=1.0, steps=6, warmup_steps=2, schedule="linear")
+    plan = TrainingPlan(lr=1.0, steps=6, warmup_steps=2, schedule="linear")
     assert [plan.lr_at(step) for step in range(6)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
-    cosine = Plan(lr=2.0, steps=4, schedule="cosine")
+    cosine = TrainingPlan(lr=2.0, steps=4, schedule="cosine")
     assert cosine.lr_at(0) == 2.0
     assert cosine.lr_at(2) == pytest.approx(1.0)
-    assert Plan(lr=0.3).lr_at(999) == 0.3
+    assert TrainingPlan(lr=0.3).lr_at(999) == 0.3
 
 
 def test_p1s_grid_is_the_papers() -> None:
     points = {(point["batch_size"], point["lr"]) for point in RECIPES["p1"].grid}
     assert points == {(size, lr) for size in (2, 4, 8) for lr in (1e-2, 5e-3, 1e-3)}
     assert (p1_steps(2, 64), p1_steps(2, 4096)) == (2048, 16 * 2 * 512)
+
+
+@pytest.mark.parametrize("name", ["p1", "p1-adamw"])
+def test_p1s_runs_clip_gradients_and_keep_the_best_checkpoint(name: str) -> None:
+    plan = RECIPES[name].plan
+    assert (plan.clip_norm, plan.keep, plan.validate_every) == (1.0, "best", 100)
+
+
+def test_p2_trains_t5_for_75_000_steps_of_16_rows() -> None:
+    (point,) = RECIPES["p2-language"].grid
+    plan = RECIPES["p2-language"].plan.with_changes(**point)
+    assert (plan.steps, plan.batch_size, plan.accumulation) == (75_000, 16, 1)
+    assert (plan.optimizer, plan.lr, plan.weight_decay, plan.schedule) == ("adamw", 1e-4, 0.0, "constant")
 
 
 def test_a_setting_that_is_given_leaves_the_grid() -> None:

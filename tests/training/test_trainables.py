@@ -11,11 +11,11 @@ import transformers
 from torch import nn
 
 from skillgraft.errors import InputError
-from skillgraft.live import parameter_names, tensors_of
-from skillgraft.region import Region, Scope
+from skillgraft.live.grafted import parameter_names, tensors_of
 from skillgraft.training.loop import make_optimizer
-from skillgraft.training.plan import Plan
+from skillgraft.training.plan import TrainingPlan
 from skillgraft.training.trainables import choose_trainables
+from skillgraft.values.region import Region, Scope
 from tests.training.toys import ToyReadout, tiny_bert, toy_rows
 
 
@@ -32,8 +32,8 @@ def loss_of(model: nn.Module, rows: list) -> torch.Tensor:
     return nn.functional.cross_entropy(readout.scores(model, batch), batch["labels"])
 
 
-def train_in_region(model: nn.Module, region: Region, plan: Plan, steps: int) -> None:
-    trainables = choose_trainables(model, only=region)
+def train_in_region(model: nn.Module, region: Region, plan: TrainingPlan, steps: int) -> None:
+    trainables = choose_trainables(model, inside=region)
     optimizer = make_optimizer(plan, trainables.tensors)
     with trainables.listening():
         for step in range(steps):
@@ -46,7 +46,7 @@ def train_in_region(model: nn.Module, region: Region, plan: Plan, steps: int) ->
             trainables.after_step()
 
 
-def train_masked(model: nn.Module, region: Region, plan: Plan, steps: int) -> None:
+def train_masked(model: nn.Module, region: Region, plan: TrainingPlan, steps: int) -> None:
     """The plain way: full-size optimizer, gradients and updates masked."""
     names = parameter_names(model)
     start = {name: p.detach().clone() for name, p in names.items()}
@@ -68,13 +68,13 @@ def train_masked(model: nn.Module, region: Region, plan: Plan, steps: int) -> No
 @pytest.mark.parametrize(
     "plan",
     [
-        Plan(optimizer="adamw", lr=1e-2, weight_decay=0.1),
-        Plan(optimizer="adamw", lr=1e-2, weight_decay=0.0, clip_norm=0.01),
-        Plan(optimizer="sgd", lr=0.1, weight_decay=0.01, momentum=0.9),
+        TrainingPlan(optimizer="adamw", lr=1e-2, weight_decay=0.1),
+        TrainingPlan(optimizer="adamw", lr=1e-2, weight_decay=0.0, clip_norm=0.01),
+        TrainingPlan(optimizer="sgd", lr=0.1, weight_decay=0.01, momentum=0.9),
     ],
     ids=["adamw", "adamw-clipped", "sgd-momentum"],
 )
-def test_same_numbers_as_a_masked_full_optimizer(plan: Plan) -> None:
+def test_same_numbers_as_a_masked_full_optimizer(plan: TrainingPlan) -> None:
     small, full = tiny_bert(), tiny_bert()
     region = a_region(small)
     train_in_region(small, region, plan, steps=6)
@@ -91,7 +91,7 @@ def test_outside_the_region_not_a_bit_changes() -> None:
     model = tiny_bert()
     before = copy.deepcopy(tensors_of(model).arrays)
     region = a_region(model)
-    train_in_region(model, region, Plan(optimizer="adamw", lr=1e-2, weight_decay=0.1), steps=3)
+    train_in_region(model, region, TrainingPlan(optimizer="adamw", lr=1e-2, weight_decay=0.1), steps=3)
     for name, array in tensors_of(model).arrays.items():
         outside = ~region.mask(name) if name in region.scope.shapes else np.ones(array.shape, bool)
         assert (array[outside] == before[name][outside]).all(), name
@@ -99,7 +99,7 @@ def test_outside_the_region_not_a_bit_changes() -> None:
 
 def test_gradients_of_untouched_parameters_are_never_computed_and_full_ones_are_freed() -> None:
     model = tiny_bert()
-    trainables = choose_trainables(model, only=a_region(model))
+    trainables = choose_trainables(model, inside=a_region(model))
     with trainables.listening():
         loss_of(model, toy_rows(8)).backward()
     names = parameter_names(model)
@@ -107,15 +107,15 @@ def test_gradients_of_untouched_parameters_are_never_computed_and_full_ones_are_
     untouched = [name for name in names if name.endswith("key.weight")]
     assert untouched
     assert not any(names[name].requires_grad for name in untouched)
-    assert all(part.vector.grad is not None for part in trainables.entries.values())
-    assert sum(part.vector.numel() for part in trainables.entries.values()) == len(trainables)
+    assert all(tensor.grad is not None for tensor in trainables.tensors.values())
+    assert sum(tensor.numel() for tensor in trainables.tensors.values()) == len(trainables)
 
 
 def test_optimizer_state_is_as_small_as_the_region() -> None:
     model = tiny_bert()
     region = a_region(model)
-    trainables = choose_trainables(model, only=region)
-    optimizer = make_optimizer(Plan(optimizer="adamw"), trainables.tensors)
+    trainables = choose_trainables(model, inside=region)
+    optimizer = make_optimizer(TrainingPlan(optimizer="adamw"), trainables.tensors)
     with trainables.listening():
         loss_of(model, toy_rows(8)).backward()
     optimizer.step()
@@ -128,7 +128,7 @@ def test_training_outside_a_region_leaves_it_bit_equal() -> None:
     before = copy.deepcopy(tensors_of(model).arrays)
     region = a_region(model)
     trainables = choose_trainables(model, outside=region)
-    optimizer = make_optimizer(Plan(optimizer="adamw", lr=1e-2, weight_decay=0.1), trainables.tensors)
+    optimizer = make_optimizer(TrainingPlan(optimizer="adamw", lr=1e-2, weight_decay=0.1), trainables.tensors)
     for step in range(3):
         optimizer.zero_grad()
         loss_of(model, toy_rows(8, seed=step)).backward()
@@ -139,7 +139,7 @@ def test_training_outside_a_region_leaves_it_bit_equal() -> None:
     for name, at in region.sites.items():
         assert (after[name].reshape(-1)[at] == before[name].reshape(-1)[at]).all()
     assert sum((after[name] != before[name]).sum() for name in after) > len(region)
-    assert len(trainables) == sum(p.numel() for p in trainables.whole.values()) - len(region)
+    assert len(trainables) == sum(p.numel() for p in trainables.tensors.values()) - len(region)
 
 
 def test_embeddings_are_frozen_unless_asked_for() -> None:
@@ -158,7 +158,7 @@ def test_a_head_that_nobody_reads_neither_trains_nor_counts(way: dict[str, bool]
     assert not any(parameter.requires_grad for parameter in model.pooler.parameters())
 
 
-@pytest.mark.parametrize("way", ["only", "outside"])
+@pytest.mark.parametrize("way", ["inside", "outside"])
 def test_a_region_of_another_model_is_refused(way: str) -> None:
     other = Region(Scope.of("all", {"decoder.weight": (3, 3)}), {"decoder.weight": [1]})
     with pytest.raises(InputError, match=r"not of this model: decoder\.weight"):
@@ -168,7 +168,7 @@ def test_a_region_of_another_model_is_refused(way: str) -> None:
 def test_biases_inside_a_region_are_its_biases() -> None:
     model = tiny_bert()
     region = a_region(model)
-    trainables = choose_trainables(model, only=region, biases=True)
+    trainables = choose_trainables(model, inside=region, biases=True)
     assert len(trainables) == sum(len(at) for name, at in region.sites.items() if name.endswith("bias")) > 0
 
 

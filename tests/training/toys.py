@@ -11,8 +11,18 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from skillgraft.opening.processes import Processes
+from skillgraft.opening.runtime import Progress as OnStep
+from skillgraft.opening.runtime import Runtime, silent
+from skillgraft.readouts.loading import Loader
 from skillgraft.readouts.readout import Batch, Encoded
+from skillgraft.task_model import TaskModel, TaskRows
 from skillgraft.tasks import Examples, Origin, Task
+from skillgraft.tasks.data import Data
+from skillgraft.training.loop import Course, Training, train
+from skillgraft.training.methods import prepare
+from skillgraft.training.plan import TrainingPlan
+from skillgraft.training.snapshot import Snapshot, TrainingProgress
 
 
 @dataclass(frozen=True)
@@ -29,9 +39,9 @@ class ToyReadout:
         width = max(row.length for row in rows)
         ids = torch.zeros(len(rows), width, dtype=torch.long)
         mask = torch.zeros(len(rows), width, dtype=torch.long)
-        for place, row in enumerate(rows):
-            ids[place, : row.length] = torch.tensor(row.inputs["input_ids"])
-            mask[place, : row.length] = 1
+        for index, row in enumerate(rows):
+            ids[index, : row.length] = torch.tensor(row.inputs["input_ids"])
+            mask[index, : row.length] = 1
         return {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([row.label for row in rows])}
 
     def scores(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -60,3 +70,33 @@ def toy_rows(count: int = 40, *, seed: int = 0) -> list[Encoded]:
             ids = [7 if draw.random() < 0.7 else token for token in ids]
         rows.append(Encoded({"input_ids": [1, *ids]}, number % 2, len(ids) + 1))
     return rows
+
+
+def opened_toy(model: nn.Module, rows: Sequence[Encoded]) -> TaskModel:
+    """The model as it is, asked about these rows as validation rows."""
+    loader = Loader(None, torch.float32, next(model.parameters()).device)  # type: ignore[arg-type]
+    asked = TaskRows({"toy": ToyReadout()}, Data(), "toy", loader, Processes.here(), {}, {("toy", "validation"): rows})
+    return TaskModel(model, asked, None)  # type: ignore[arg-type]
+
+
+def a_course(rows: Sequence[Encoded] | None = None) -> Course:
+    return Course(ToyReadout(), toy_rows(40) if rows is None else rows, toy_rows(40, seed=9))
+
+
+def train_toy(
+    model: nn.Module,
+    plan: TrainingPlan,
+    *,
+    course: Course | None = None,
+    snapshot: Snapshot | None = None,
+    snapshot_seconds: float = 0.0,
+    on_step: OnStep = silent,
+    settings: Mapping[str, Any] | None = None,
+    **regions: Any,
+) -> tuple[TrainingProgress, Training]:
+    """The plan prepared and run on toy rows; `regions` are inside= or outside=, `settings` those of `Training`."""
+    prepared = prepare(model, plan, **regions)
+    courses = [a_course() if course is None else course]
+    training = Training(model, courses, plan, prepared, Processes.here(), **(settings or {}))
+    runtime = Runtime(progress=on_step, snapshot_seconds=snapshot_seconds)
+    return train(training, snapshot=snapshot, runtime=runtime), training

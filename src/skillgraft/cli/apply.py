@@ -25,10 +25,9 @@ def run(
       skillgraft apply BASE skill.safetensors -o GRAFTED
       skillgraft apply BASE a.safetensors b.safetensors --scale 0.5 -o BOTH
     """
-    from skillgraft.surgery import Named, apply
+    from skillgraft.folders.apply import apply
 
-    named = [Named(output.load_graft(path), path.name) for path in grafts]
-    outcome = apply(base, named, out, scale=scale, head=output.load_graft(head) if head else None)
+    outcome = apply(base, *grafts, out=out, scale=scale, head=head)
     lines = [f"{out}: {outcome.entries:,} entries and {len(outcome.whole)} whole tensors written"]
     lines += [f"left out, weights in another format: {', '.join(outcome.left_out)}"] if outcome.left_out else []
     output.show(output.outcome(outcome), as_json=json, lines=lines)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+_row_option = partial(typer.Option, rich_help_panel="Rows")
+_machine_option = partial(typer.Option, rich_help_panel="Machine")
 
 Base = Annotated[Path, typer.Argument(metavar="BASE", help="Folder of the pre-trained model (safetensors).")]
 GraftFile = Annotated[Path, typer.Argument(metavar="G", help="A graft file.")]
@@ -19,14 +23,26 @@ ModelName = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or 
 TaskNames = Annotated[
     list[str], typer.Option("--task", metavar="T", help="Catalogue name or TOML file; may be repeated.")
 ]
-ReadoutName = Annotated[str, typer.Option("--readout", help="auto, masked, causal, choice, linear, text-head, …")]
-Shots = Annotated[int | None, typer.Option("--shots", help="Rows per class.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed that draws the rows.")]
-MaxLength = Annotated[int | None, typer.Option("--max-length", help="Tokens at most, instead of the task's own.")]
-Points = Annotated[int, typer.Option("--points", help="Searching a scale: how many to try from 0 to 1.")]
-JudgedRows = Annotated[
-    int, typer.Option("--rows", help="Searching a scale: at most so many validation rows of each task.")
-]
+Tuned = Annotated[Path, typer.Argument(metavar="TUNED", help="Fine-tuned model folder or LoRA adapter.")]
+Density = Annotated[float | None, typer.Option("--density", help="Entries as a share of the scope: 1e-4 is 0.01 %.")]
+Entries = Annotated[int | None, typer.Option("--entries", help="Entries as a count: 8500.")]
+ScopeName = Annotated[str, typer.Option("--scope", help="layers, upper:layers, biases, all, or a pattern.")]
+Convert = Annotated[bool, typer.Option("--convert", help="Round TUNED to BASE's number format.")]
+ReadoutName = Annotated[str, _row_option("--readout", help="auto, masked, causal, choice, linear, text-head, …")]
+Shots = Annotated[int | None, _row_option("--shots", help="Training rows per class.")]
 TrainRows = Annotated[
-    int | None, typer.Option("--train-rows", help="Rows that the grafts were trained on (finetune --rows).")
+    int | None, _row_option("--train-rows", help="Training rows in natural proportion (instead of --shots).")
 ]
+ValidationRows = Annotated[int | None, _row_option("--validation-rows", help="Validation rows of a task at most.")]
+TestRows = Annotated[int | None, _row_option("--test-rows", help="Test rows of a task at most, a seeded sample.")]
+Seed = Annotated[int, _row_option("--seed", help="Seed that draws the rows.")]
+MaxLength = Annotated[int | None, _row_option("--max-length", help="Tokens at most, instead of the task's own.")]
+Points = Annotated[int, typer.Option("--points", help="Searching a scale: how many to try, from 0 up.")]
+DeviceName = Annotated[
+    str | None, _machine_option("--device", help="cpu, cuda, cuda:1, mps …; by default what there is.")
+]
+FormatName = Annotated[
+    str | None, _machine_option("--dtype", help="float32, bfloat16 or float16; by default that of the model's folder.")
+]
+MixedPrecisionName = Annotated[str | None, _machine_option(help="bf16: matrix products in bfloat16.")]
+SnapshotSeconds = Annotated[float, typer.Option("--snapshot-seconds", hidden=True)]

@@ -19,9 +19,9 @@ def run(base: Base, graft: GraftFile, json: Json = False) -> None:
     Example
       skillgraft check BASE skill.safetensors
     """
-    from skillgraft.surgery import check
+    from skillgraft.folders.apply import check
 
-    report = check(base, output.load_graft(graft))
+    report = check(base, graft)
     prints = "same fingerprint" if report.same_fingerprint else "another fingerprint, but the sites are what counts"
     verdict = f"{graft} fits {base}: {report.entries:,} sites, {prints}" if report.fits else report.problem
     output.show({"base": str(base), "graft": str(graft), **asdict(report)}, as_json=json, lines=[verdict])

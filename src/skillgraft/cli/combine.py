@@ -10,10 +10,11 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import (
+    DeviceName,
+    FormatName,
     GraftFiles,
     Head,
     Json,
-    JudgedRows,
     MaxLength,
     Out,
     Points,
@@ -21,12 +22,13 @@ from skillgraft.cli.arguments import (
     Seed,
     Shots,
     TrainRows,
+    ValidationRows,
 )
 from skillgraft.errors import InputError
 
 if TYPE_CHECKING:
-    from skillgraft.compose.scales import Point, ScaleSearch
-    from skillgraft.graft import Graft
+    from skillgraft.tasks.data import Data
+    from skillgraft.values.graft import Graft
 
 AUTO = "auto"
 
@@ -34,15 +36,21 @@ AUTO = "auto"
 def run(
     grafts: GraftFiles,
     out: Out,
-    rule: Annotated[str, typer.Option(help="sum, union, ties, dare, breadcrumbs, tall or wise.")] = "sum",
+    rule: Annotated[
+        str, typer.Option(help="sum, union, ties, dare, breadcrumbs, tall, wise, della or stitch.")
+    ] = "sum",
     conflict: Annotated[
         str | None, typer.Option(help="union: where grafts overlap, refuse (default), first, largest, mean.")
     ] = None,
-    keep: Annotated[float | None, typer.Option(help="ties, dare (0.1), breadcrumbs (0.2): density to keep.")] = None,
+    keep: Annotated[
+        float | None,
+        typer.Option(help="ties, dare (0.1), breadcrumbs (0.2), della (0.7), stitch (all): share to keep."),
+    ] = None,
     drop: Annotated[float | None, typer.Option(help="breadcrumbs: share of largest changes to drop (0.1).")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="della: width of the probabilities' window (0.14).")] = None,
     lam: Annotated[float | None, typer.Option(help="tall: λ of the masks (0.2).")] = None,
     consensus: Annotated[int | None, typer.Option(help="tall: grafts that must claim an entry (2).")] = None,
-    draw_seed: Annotated[int | None, typer.Option(help="dare: seed that draws the entries (0).")] = None,
+    draw_seed: Annotated[int | None, typer.Option(help="dare, della: seed that draws the entries (0).")] = None,
     scale: Annotated[str, typer.Option(help="Times how much, after the rule; -1 negates; auto searches.")] = "1",
     inside: Annotated[Path | None, typer.Option(metavar="R", help="Keep only the entries in this region.")] = None,
     outside: Annotated[
@@ -53,12 +61,14 @@ def run(
     task: Annotated[list[str] | None, typer.Option(metavar="T", help="auto: the tasks, in the grafts' order.")] = None,
     per_task_scales: Annotated[bool, typer.Option("--per-task-scales", help="auto: one scale for each graft.")] = False,
     points: Points = 21,
-    rows: JudgedRows = 200,
+    validation_rows: ValidationRows = 200,
     shots: Shots = None,
     train_rows: TrainRows = None,
     seed: Seed = 0,
     readout: ReadoutName = "auto",
     max_length: MaxLength = None,
+    device: DeviceName = None,
+    dtype: FormatName = None,
     json: Json = False,
 ) -> None:
     """Make one graft of several: add, subtract, unite, merge, restrict, and find the scale that serves all tasks.
@@ -70,11 +80,15 @@ def run(
       skillgraft combine a.safetensors b.safetensors --rule union --conflict largest -o either.safetensors
       skillgraft combine a.safetensors b.safetensors --scale auto --base BASE --task sst2 --task trec -o ab.safetensors
     """
-    from skillgraft import atomic, graft_file
     from skillgraft.compose.rules import check_rule, combine
+    from skillgraft.files import atomic, graft_file
+    from skillgraft.tasks.data import Data
 
     atomic.check_target(out)
-    named = {"conflict": conflict, "keep": keep, "drop": drop, "lam": lam, "consensus": consensus, "seed": draw_seed}
+    named = {
+        "conflict": conflict, "keep": keep, "drop": drop, "epsilon": epsilon, "lam": lam, "consensus": consensus,
+        "seed": draw_seed,
+    }  # fmt: skip
     options = {name: value for name, value in named.items() if value is not None}
     check_rule(rule, options)
     factor = _factor(scale)
@@ -86,14 +100,13 @@ def run(
     if factor is None:
         if inside or outside:
             raise InputError("--scale auto does not restrict: restrict each graft first, with combine G --inside R")
-        data = {"rows": rows, "shots": shots, "train_rows": train_rows, "seed": seed}
+        data = Data(shots, train_rows, validation_rows, None, seed, readout, max_length)
         asked |= {"per_task_scales": per_task_scales, "points": points}
-        result, search = _searched(parts, base, task, data, {"readout": readout, "max_length": max_length}, asked)
-        told = search.as_json()
-        chosen = told["best"]["scale"]
-        judged = {"tasks": list(search.singles), "points": points, **data, "singles": told["singles"]}
-        recipe |= {"scale": chosen, "search": {**judged, "best": told["best"]}}
-        more, lines = {"scale": chosen, "search": told}, _table(search)
+        result = _searched(parts, base, task, data, asked, {"device": device, "dtype": dtype})
+        search = result.info["recipe"]["search"]
+        chosen = search["best"]["scale"]
+        recipe |= {**result.info["recipe"], "scale": chosen}
+        more, lines = {"scale": chosen, "search": search}, _table(search)
     else:
         result = combine(parts, **asked)
         result = result & graft_file.load_region(inside) if inside else result
@@ -121,36 +134,44 @@ def _searched(
     parts: Sequence[Graft],
     base: str | None,
     tasks: Sequence[str] | None,
-    data: Mapping[str, Any],
-    reading: Mapping[str, Any],
+    data: Data,
     asked: Mapping[str, Any],
-) -> tuple[Graft, ScaleSearch]:
-    from skillgraft.compose.judged import judged_rows, own_grafts
+    run_as: Mapping[str, Any],
+) -> Graft:
+    from skillgraft.tasks.data import load_tasks
 
     if not base or not tasks:
-        found = "--scale auto needs a model and tasks to judge by"
+        found = "--scale auto needs a model and tasks to compare scales by"
         raise InputError(f"{found}: add --base BASE and --task T for each skill")
     # What is wrong is refused here, before torch is imported, which takes seconds; the rows are read again later.
-    own_grafts([task.name for task, _ in judged_rows(tasks, **data)], parts)
+    loaded = load_tasks(tasks)
+    for each in loaded:
+        data.needed(each, "validation")
 
-    from skillgraft.compose.bench import Workbench
-    from skillgraft.compose.scales import add_skills
+    from skillgraft.compose.scales import own_grafts, search_scale
 
-    output.only_our_progress()
-    bench = Workbench.open(base, tasks, **data, **reading)
-    with output.progress("combining") as progress:
-        return add_skills(bench, parts, progress=progress, **asked)
+    own_grafts([each.name for each in loaded], parts)
+    with output.running("combining", **run_as) as runtime:
+        return search_scale(base, parts, tasks=loaded, data=data, runtime=runtime, **asked)
 
 
-def _table(search: ScaleSearch) -> list[str]:
-    """Every point of a search over one scale; of a longer search the best one."""
-    one_scale = len(search.best.scales) == 1
+def _table(search: Mapping[str, Any]) -> list[str]:
+    """Every point of a search over one scale; of a longer search the best one. Beside a rule that thins, the whole grafts."""
+    best = search["best"]
+    one_scale = not isinstance(best["scale"], list)
     rows = [
-        (" ".join(f"{scale:g}" for scale in point.scales), *_percents(point), "best" if point is search.best else "")
-        for point in (search.points if one_scale else [search.best])
+        (_scales(point["scale"]), *_percents(point), "best" if point == best else "")
+        for point in (search["points"] if one_scale else [best])
     ]
-    return output.columns(rows, header=["scale", *search.singles, "normalised", ""])
+    table = output.columns(rows, header=["scale", *search["singles"], "normalised", ""])
+    by_whole = search.get("whole", {}).get("normalised")
+    beside = "normalised by the grafts' accuracy before they are thinned"
+    return table if by_whole is None else [*table, f"{beside}: {100 * by_whole:.1f}"]
 
 
-def _percents(point: Point) -> list[str]:
-    return [f"{100 * share:.1f}" for share in (*point.accuracy.values(), point.merit)]
+def _scales(scale: float | list[float]) -> str:
+    return " ".join(f"{each:g}" for each in scale) if isinstance(scale, list) else f"{scale:g}"
+
+
+def _percents(point: Mapping[str, Any]) -> list[str]:
+    return [f"{100 * share:.1f}" for share in (*point["accuracy"].values(), point["normalised"])]

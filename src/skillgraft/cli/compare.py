@@ -16,14 +16,14 @@ def run(grafts: GraftFiles, json: Json = False) -> None:
     Example
       skillgraft compare sst2.safetensors mr.safetensors qnli.safetensors
     """
-    from skillgraft.comparison import compare
+    from skillgraft.folders.compare import compare
 
     names = [path.stem for path in grafts]
     if len(set(names)) < len(names):
         names = [str(path) for path in grafts]
     if len(set(names)) < len(names):
         raise InputError("a graft is named twice; compare different files")
-    facts = compare({name: output.load_graft(path) for name, path in zip(names, grafts, strict=True)})
+    facts = compare(dict(zip(names, grafts, strict=True)))
     lines: list[str] = []
     for measure in ("coverage", "jaccard", "cosine"):
         rows = [(name, *(f"{value:.3f}" for value in row)) for name, row in zip(names, facts[measure], strict=True)]

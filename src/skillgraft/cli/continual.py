@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from skillgraft.cli import output
-from skillgraft.cli.arguments import Json, MaxLength, ReadoutName, Seed, Shots
+from skillgraft.cli.arguments import (
+    Convert,
+    Density,
+    DeviceName,
+    Entries,
+    FormatName,
+    Json,
+    MaxLength,
+    ReadoutName,
+    Seed,
+    Shots,
+    TrainRows,
+    ValidationRows,
+)
 from skillgraft.errors import InputError
 
 if TYPE_CHECKING:
     from skillgraft.compose.continual import Learning
-    from skillgraft.compose.store import Store
+    from skillgraft.compose.store import ContinualStore
+    from skillgraft.opening.runtime import Progress, Runtime
+    from skillgraft.tasks.data import Data
 
 
 def run(
@@ -31,7 +45,8 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="use: where to write; must not exist.")] = None,
     shots: Shots = None,
-    rows: Annotated[int | None, typer.Option(help="Rows to learn from, in natural proportion.")] = None,
+    train_rows: TrainRows = None,
+    validation_rows: ValidationRows = None,
     seed: Seed = 0,
     optimizer: Annotated[str | None, typer.Option(help="sgd or adamw.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the task's own fine-tune.")] = None,
@@ -43,21 +58,25 @@ def run(
     tuned: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A fine-tune of BASE on T that exists already.")
     ] = None,
-    budget: Annotated[float | None, typer.Option(help="Entries of the region: a density or a count.")] = None,
+    convert: Convert = False,
+    density: Density = None,
+    entries: Entries = None,
     start: Annotated[str | None, typer.Option(help="γ_base: a density (1e-5), empty, or a region file.")] = None,
     scope: Annotated[str | None, typer.Option(help="layers, upper:layers, biases, all, or a name pattern.")] = None,
     mask_steps: Annotated[int | None, typer.Option(help="Steps on the mask (100).")] = None,
-    mask_lr: Annotated[float | None, typer.Option(help="Learning rate of the mask (1e7).")] = None,
+    mask_lr: Annotated[float | None, typer.Option(help="Learning rate of the mask (found; P1: 1e7).")] = None,
     mask_batch_size: Annotated[int | None, typer.Option(help="Rows of one step on the mask (1024).")] = None,
     readout: ReadoutName = "auto",
     max_length: MaxLength = None,
+    device: DeviceName = None,
+    dtype: FormatName = None,
     json: Json = False,
 ) -> None:
     """Learn tasks one after the other in regions of their own, so that nothing is forgotten.
 
     \b
     Examples
-      skillgraft continual add STORE BASE --task sst2 --shots 64 --lr 0.02 --steps 200 --budget 1e-3
+      skillgraft continual add STORE BASE --task sst2 --shots 64 --lr 0.02 --steps 200 --density 1e-3
       skillgraft continual list STORE
       skillgraft continual use STORE BASE --task sst2 -o FOR_SST2
     """
@@ -71,58 +90,61 @@ def run(
         return
     if out is not None:
         raise InputError("continual add writes into STORE alone: leave out -o, which is for continual use")
-    data = {
-        "shots": shots, "rows": rows, "seed": seed, "batch_size": mask_batch_size, "readout": readout,
-        "max_length": max_length,
-    }  # fmt: skip
+    from skillgraft.folders.movement import check_budget
+    from skillgraft.tasks.data import Data
+
+    check_budget(density, entries)
+    data = Data(shots, train_rows, validation_rows, None, seed, readout, max_length)
     chosen = {"optimizer": optimizer, "lr": lr, "steps": steps, "batch_size": batch_size, "seed": train_seed}
     inside = {"lr": inside_lr, "steps": inside_steps}
-    search = {"budget": budget, "start": _number(start), "scope": scope, "steps": mask_steps, "lr": mask_lr}
-    _add(store, base, task, tuned, _given(chosen), _given(inside), _given(search), data, json=json)
+    search = {
+        "density": density, "entries": entries, "start": _number(start), "scope": scope, "steps": mask_steps,
+        "lr": mask_lr, "batch_size": mask_batch_size,
+    }  # fmt: skip
+    plans = [_given(each) for each in (chosen, inside, search)]
+    existing = {"tuned": tuned, "convert": convert}
+    _add(store, base, task, existing, plans, data, {"device": device, "dtype": dtype}, as_json=json)
 
 
 def _add(
     store: Path,
     base: Path,
     task: str,
-    tuned: Path | None,
-    chosen: Mapping[str, Any],
-    inside: Mapping[str, Any],
-    search: Mapping[str, Any],
-    data: Mapping[str, Any],
+    existing: Mapping[str, Any],
+    plans: list[dict[str, Any]],
+    data: Data,
+    run_as: Mapping[str, Any],
     *,
-    json: bool,
+    as_json: bool,
 ) -> None:
-    from skillgraft.tasks import load_task, training_split
-    from skillgraft.training.plan import Plan
+    from skillgraft.tasks.data import as_task
+    from skillgraft.training.plan import TrainingPlan
 
     # What needs no model is refused before torch is imported, which takes seconds.
-    plan = Plan().with_changes(**chosen)
-    loaded = load_task(task)
-    training_split(loaded, shots=data["shots"], rows=data["rows"], seed=data["seed"])
+    chosen, inside, search = plans
+    plan = TrainingPlan().with_changes(**chosen)
+    loaded = as_task(task)
+    data.split(loaded)
 
     from skillgraft.compose.continual import Learning, add
-    from skillgraft.localize.skill import Rows
 
-    learning = Learning(plan, plan.with_changes(**inside) if inside else None, search, Rows(**data))
-    output.only_our_progress()
-    with _stages(learning, tuned) as on_stage:
-        after = add(
-            store, base, loaded, learning=learning, tuned=tuned, command=output.command_line(), on_stage=on_stage
-        )
+    learning = Learning(plan, plan.with_changes(**inside) if inside else None, search, data)
+    with output.running("learning", **run_as) as runtime:
+        stages = _stages(learning, existing["tuned"], runtime)
+        after = add(store, base, loaded, learning=learning, on_stage=stages, runtime=runtime, **existing)
     facts = _facts(after)[-1]
     lines = [f"{store}: {facts['task']} is task {len(after.kept)}", *_table([facts])]
-    output.show({"store": str(store), **facts}, as_json=json, lines=lines)
+    output.show({"store": str(store), **facts}, as_json=as_json, lines=lines)
 
 
 def _use(store: Path, base: Path, task: str, out: Path | None, *, json: bool) -> None:
-    from skillgraft.compose.store import Store
+    from skillgraft.compose.store import ContinualStore
     from skillgraft.tasks import load_task
 
     if out is None:
         raise InputError("continual use writes a model folder: say where, with -o")
     name = load_task(task).name if task.endswith(".toml") else task
-    known = Store.open(store)
+    known = ContinualStore.open(store)
     outcome = known.use(base, name, out)
     grafts = list(known.tasks[: known.tasks.index(name) + 1])
     line = f"{out}: the model for {name}; {outcome.entries:,} entries of {', '.join(grafts)} on {base}"
@@ -130,9 +152,9 @@ def _use(store: Path, base: Path, task: str, out: Path | None, *, json: bool) ->
 
 
 def _list(store: Path, *, json: bool) -> None:
-    from skillgraft.compose.store import Store
+    from skillgraft.compose.store import ContinualStore
 
-    known = Store.open(store)
+    known = ContinualStore.open(store)
     tasks = _facts(known)
     total = {"entries": sum(one["entries"] for one in tasks), "bytes": sum(one["bytes"] for one in tasks)}
     head = f"{store}: {len(tasks)} tasks on {known.base}, {total['entries']:,} entries, {output.human_bytes(total['bytes'])}"
@@ -146,7 +168,7 @@ def _list(store: Path, *, json: bool) -> None:
     output.show(facts, as_json=json, lines=[head, *_table(tasks)] if tasks else [head])
 
 
-def _facts(store: Store) -> list[dict[str, Any]]:
+def _facts(store: ContinualStore) -> list[dict[str, Any]]:
     """Every task of a store, its graft read and checked."""
     return [
         {
@@ -181,19 +203,17 @@ def _score(model: Mapping[str, Any] | None) -> str:
     return f"{100 * model['score']['value']:.1f}" if model else "-"
 
 
-@contextmanager
-def _stages(learning: Learning, tuned: Path | None) -> Iterator[Callable[[str], Any]]:
+def _stages(learning: Learning, tuned: Path | None, runtime: Runtime) -> Callable[[str], Progress]:
     """One progress bar over all stages: their steps are added up."""
-    inside = (learning.inside or learning.plan).steps
+    inside = learning.plan_inside.steps
     sizes = {"fine-tuning": 0 if tuned else learning.plan.steps, "localizing": learning.search.get("steps", 100)}
     sizes["inside"] = inside
-    with output.progress("learning") as bar:
 
-        def stage(name: str) -> Callable[[int, int, Mapping[str, Any]], None]:
-            before = sum(list(sizes.values())[: list(sizes).index(name)])
-            return lambda done, _total, _entry: bar(before + done, sum(sizes.values()))
+    def stage(name: str) -> Progress:
+        before = sum(list(sizes.values())[: list(sizes).index(name)])
+        return lambda done, _total, facts: runtime.progress(before + done, sum(sizes.values()), facts)
 
-        yield stage
+    return stage
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def run(
 
     A small sentence encoder and three starter tasks come with the package; nothing is downloaded. Run again, it takes seconds.
     """
-    from skillgraft.demo import demo
+    from skillgraft.papers.demo import demo
 
     output.only_our_progress()
     with output.progress("demo") as bar:

@@ -13,7 +13,7 @@ def run(json: Json = False) -> None:
     Example
       skillgraft doctor
     """
-    from skillgraft.doctor import examine
+    from skillgraft.opening.doctor import examine
 
     facts = examine()
     rows = [(name, version or "missing", use) for name, (version, use) in facts["packages"].items()]

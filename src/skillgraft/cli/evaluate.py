@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from skillgraft.cli import output
-from skillgraft.cli.arguments import Json, MaxLength, ModelName, ReadoutName, Seed, Shots, TaskNames
+from skillgraft.cli.arguments import (
+    Convert,
+    DeviceName,
+    FormatName,
+    Json,
+    MaxLength,
+    ModelName,
+    ReadoutName,
+    Seed,
+    Shots,
+    TaskNames,
+    TestRows,
+    TrainRows,
+    ValidationRows,
+)
 from skillgraft.errors import InputError, listed
 
 if TYPE_CHECKING:
     from skillgraft.measure import Predictions
     from skillgraft.tasks import Task
+    from skillgraft.tasks.data import Data
 
 
 def run(
@@ -25,8 +41,10 @@ def run(
     together: Annotated[bool, typer.Option("--together", help="Also the sum of all grafts.")] = False,
     readout: ReadoutName = "auto",
     split: Annotated[str, typer.Option(help="test; or train, validation of the same --shots and --seed.")] = "test",
-    rows: Annotated[int | None, typer.Option(help="At most so many rows, a seeded sample.")] = None,
+    test_rows: TestRows = None,
     shots: Shots = None,
+    train_rows: TrainRows = None,
+    validation_rows: ValidationRows = None,
     seed: Seed = 0,
     max_length: MaxLength = None,
     batch_size: Annotated[int, typer.Option(help="Rows at once.")] = 64,
@@ -38,6 +56,9 @@ def run(
     ] = False,
     record: Annotated[bool, typer.Option("--record", help="Store the scores in the graft files.")] = False,
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Save all predictions (npz) in this folder.")] = None,
+    convert: Convert = False,
+    device: DeviceName = None,
+    dtype: FormatName = None,
     json: Json = False,
 ) -> None:
     """Measure base, tuned models and grafts on tasks: accuracy, F1, ECE, NLL, Brier, agreement, with intervals.
@@ -47,7 +68,8 @@ def run(
       skillgraft evaluate BASE --task sst2 --tuned TUNED --graft skill.safetensors
       skillgraft evaluate BASE --task sst2 --task mr --graft a.safetensors --graft b.safetensors --together --json
     """
-    from skillgraft.graft import total
+    from skillgraft.tasks.data import Data
+    from skillgraft.values.graft import total
 
     for option, asked_for, needs, there in (
         ("--together", together, "--graft", graft),
@@ -60,32 +82,25 @@ def run(
     grafts = {name: output.load_graft(path) for name, path in _by_name(graft or []).items()}
     if together and grafts:
         grafts["+".join(Path(name).stem for name in grafts)] = total(list(grafts.values()))
-    splits: list[dict[str, Any]] = [{"split": split, "rows": rows, "shots": shots, "seed": seed}]
-    if temperature or shift:
-        splits.append({"split": "validation", "rows": None if shots else rows, "shots": shots, "seed": seed})
-    tasks = _checked_tasks(task, splits)
+    data = Data(shots, train_rows, validation_rows, test_rows, seed, readout, max_length)
+    splits = [split, *(["validation"] if temperature or shift else [])]
+    tasks = _checked_tasks(task, data, splits)
 
     from skillgraft.measure.evaluate import evaluate
 
     asked: dict[str, Any] = {
-        "tuned": folders, "grafts": grafts, "readout": readout, "max_length": max_length, "batch_size": batch_size,
+        "tuned": folders, "grafts": grafts, "data": data, "convert": convert, "batch_size": batch_size,
     }  # fmt: skip
-    output.only_our_progress()
-    with output.progress("evaluating") as progress:
-        found, *fitted = [
-            evaluate(base, tasks, on_model=lambda _m, _t, done, all_: progress(done, all_), **asked, **rows_of)
-            for rows_of in splits
-        ]
-    validation = fitted[0].said if fitted else {}
-    said = {
-        name: {**models, **_fitted(models, validation.get(name, {}), folders if temperature else (), shift=shift)}
-        for name, models in found.said.items()
-    }
+    with output.running("evaluating", device=device, dtype=dtype) as runtime:
+        found, *fitted = [evaluate(base, tasks, split=each, runtime=runtime, **asked) for each in splits]
+    if fitted:
+        more = {
+            name: _fitted(found[name], fitted[0][name], folders if temperature else (), shift=shift) for name in found
+        }
+        found = replace(found, predictions={name: {**found[name], **more[name]} for name in found})
     if save:
-        for name, models in said.items():
-            for model, predictions in models.items():
-                predictions.save(save / f"{name}--{model}.npz")
-    results = {name: _summaries(models, folders) for name, models in said.items()}
+        found.save(save)
+    results = found.summaries()
     if record:
         _record(graft or [], results, split)
     lines = [line for name, models in results.items() for line in [*output.score_table(name, models), ""]]
@@ -100,40 +115,29 @@ def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
     return named
 
 
-def _checked_tasks(names: Sequence[str], splits: Sequence[Mapping[str, Any]]) -> list[Task]:
+def _checked_tasks(names: Sequence[str], data: Data, splits: Sequence[str]) -> tuple[Task, ...]:
     """The tasks. Wrong data are refused here, before torch is imported, which takes seconds; they are read again later."""
-    from skillgraft.tasks import load_task, measured_split
+    from skillgraft.tasks.data import load_tasks
 
-    tasks = [load_task(name) for name in names]
+    tasks = load_tasks(names)
     for task in tasks:
         for split in splits:
-            measured_split(task, **split)
+            data.needed(task, split)
     return tasks
 
 
 def _fitted(
     models: Mapping[str, Predictions], validation: Mapping[str, Predictions], tuned: Iterable[str], *, shift: bool
 ) -> dict[str, Predictions]:
-    """What models say with a few numbers fitted on validation rows: the base's classes shifted, tuned at a temperature."""
+    """What models answer with a few numbers fitted on validation rows: the base's classes shifted, tuned at a temperature."""
     from skillgraft.measure import shifted, temperature_scaled
 
     base = {"base + shift": shifted(models["base"], validation["base"])} if shift else {}
     return base | {f"{name} + temperature": temperature_scaled(models[name], validation[name]) for name in tuned}
 
 
-def _summaries(models: dict[str, Predictions], folders: dict[str, Path]) -> dict[str, Any]:
-    """A summary of each model; shares and gains are relative to the first tuned folder."""
-    from skillgraft.measure import summary
-
-    tuned = models[next(iter(folders))] if folders else None
-    return {
-        name: summary(said, base=None if name == "base" else models["base"], tuned=None if said is tuned else tuned)
-        for name, said in models.items()
-    }
-
-
 def _record(files: list[Path], results: dict[str, Any], split: str) -> None:
-    from skillgraft.graft_file import save
+    from skillgraft.files.graft_file import save
 
     for path in files:
         graft = output.load_graft(path)

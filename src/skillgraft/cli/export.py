@@ -36,8 +36,8 @@ def run(
       skillgraft export skill.safetensors --to patch --base BASE -o patch.safetensors
       skillgraft export skill.safetensors --to checkpoint --base BASE -o GRAFTED
     """
-    from skillgraft.export import export_patch
-    from skillgraft.surgery import Named, apply
+    from skillgraft.folders.apply import apply
+    from skillgraft.interop.export import export_patch
 
     loaded = output.load_graft(graft)
     if to is Format.patch:
@@ -45,6 +45,6 @@ def run(
     elif base is None:
         raise InputError("a checkpoint needs the base that the graft goes on: add --base BASE")
     else:
-        apply(base, [Named(loaded, graft.name)], out)
+        apply(base, graft, out=out)
     facts = {"out": str(out), "to": to.value, "entries": len(loaded), "heads": list(loaded.heads)}
     output.show(facts, as_json=json, lines=[f"{out}: {len(loaded):,} entries as a {to.value}"])

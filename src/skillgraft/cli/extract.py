@@ -3,46 +3,54 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from skillgraft.cli import output
-from skillgraft.cli.arguments import Base, Json, Out
+from skillgraft.cli.arguments import Base, Convert, Density, Entries, Json, Out, Tuned
 from skillgraft.errors import listed
 
 
 def run(
     base: Base,
-    tuned: Annotated[
-        Path, typer.Argument(metavar="TUNED", help="Folder of the fine-tuned model, or of a LoRA adapter.")
-    ],
+    tuned: Tuned,
     out: Out,
-    budget: Annotated[float | None, typer.Option(help="How many entries: a density (1e-4) or a count (8500).")] = None,
+    density: Density = None,
+    entries: Entries = None,
     region: Annotated[
         Path | None, typer.Option(metavar="R", help="Take exactly this region (a region or graft file).")
     ] = None,
     scope: Annotated[
         str | None, typer.Option(help="layers (default), upper:layers, biases, all, or a name pattern.")
     ] = None,
-    convert: Annotated[bool, typer.Option("--convert", help="Round TUNED to BASE's number format.")] = False,
+    convert: Convert = False,
     json: Json = False,
 ) -> None:
     """Lift a skill out of a fine-tuned model, into a graft file.
 
     \b
     Examples
-      skillgraft extract BASE TUNED -o skill.safetensors                 all that changed: apply gives TUNED bit for bit
-      skillgraft extract BASE TUNED --budget 1e-4 -o skill.safetensors   the 0.01 % of the layers that moved most
-      skillgraft extract BASE ADAPTER --budget 8500 -o skill.safetensors
+      skillgraft extract BASE TUNED -o skill.safetensors                  all that changed: apply gives TUNED bit for bit
+      skillgraft extract BASE TUNED --density 1e-4 -o skill.safetensors   the 0.01 % of the layers that moved most
+      skillgraft extract BASE ADAPTER --entries 8500 -o skill.safetensors
     """
-    from skillgraft import atomic, graft_file
-    from skillgraft.extraction import extract
+    from skillgraft.files import atomic, graft_file
+    from skillgraft.folders.extract import extract
+    from skillgraft.folders.movement import check_budget
 
     atomic.check_target(out)
+    check_budget(density, entries)
     wanted = graft_file.load_region(region) if region else None
     with output.progress("comparing") as progress:
-        graft = extract(base, tuned, budget=budget, region=wanted, scope=scope, convert=convert, progress=progress)
+        asked: dict[str, Any] = {
+            "density": density,
+            "entries": entries,
+            "region": wanted,
+            "scope": scope,
+            "convert": convert,
+        }
+        graft = extract(base, tuned, progress=progress, **asked)
     graft_file.save(graft.with_info(command=output.command_line()), out)
     outside = graft.info.get("outside_scope", {})
     size = out.stat().st_size

@@ -8,9 +8,10 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import (
+    DeviceName,
+    FormatName,
     GraftFile,
     Json,
-    JudgedRows,
     MaxLength,
     ModelName,
     Out,
@@ -19,6 +20,7 @@ from skillgraft.cli.arguments import (
     Seed,
     Shots,
     TrainRows,
+    ValidationRows,
 )
 
 
@@ -30,12 +32,15 @@ def run(
     control: Annotated[list[str], typer.Option("--control", metavar="C", help="A task to keep; may be repeated.")],
     keep_control: Annotated[float, typer.Option(help="Share of BASE's accuracy that every control keeps.")] = 0.95,
     points: Points = 21,
-    rows: JudgedRows = 200,
+    most: Annotated[float, typer.Option(help="The largest scale to try.")] = 3.0,
+    validation_rows: ValidationRows = 200,
     shots: Shots = None,
     train_rows: TrainRows = None,
     seed: Seed = 0,
     readout: ReadoutName = "auto",
     max_length: MaxLength = None,
+    device: DeviceName = None,
+    dtype: FormatName = None,
     json: Json = False,
 ) -> None:
     """Take a skill out of BASE: the negated graft that lowers the task most and leaves the controls alone.
@@ -45,31 +50,29 @@ def run(
       skillgraft forget BASE sst2.safetensors --task sst2 --control ag_news -o forget-sst2.safetensors
       skillgraft apply BASE forget-sst2.safetensors -o WITHOUT
     """
-    from skillgraft import atomic, graft_file
-    from skillgraft.compose.judged import judged_rows
+    from skillgraft.files import atomic, graft_file
+    from skillgraft.tasks.data import Data, load_tasks
 
     atomic.check_target(out)
     skill = output.load_graft(graft)
-    data: dict[str, Any] = {"rows": rows, "shots": shots, "train_rows": train_rows, "seed": seed}
+    data = Data(shots, train_rows, validation_rows, None, seed, readout, max_length)
     # Wrong data are refused here, before torch is imported, which takes seconds; they are read again later.
-    target, *controls = [one.name for one, _ in judged_rows([task, *control], **data)]
+    target, *controls = load_tasks([task, *control])
+    for each in (target, *controls):
+        data.needed(each, "validation")
 
-    from skillgraft.compose.bench import Workbench
     from skillgraft.compose.forgetting import forget
 
-    output.only_our_progress()
-    bench = Workbench.open(base, [task, *control], readout=readout, max_length=max_length, **data)
-    asked: dict[str, Any] = {"keep": keep_control, "points": points}
-    with output.progress("forgetting") as progress:
-        found = forget(bench, skill, target=target, controls=controls, progress=progress, **asked)
-    facts = found.as_json()
-    chosen = {key: facts[key] for key in ("scale", "scores", "base")}
-    recipe = {"forget": target, "controls": controls, "graft": skill.digest, **asked, **data, **chosen}
-    graft_file.save(found.graft.with_info(recipe=recipe, command=output.command_line()), out)
-    header = ["scale", *bench.tasks, f"keeps {keep_control:.0%}"]
+    asked: dict[str, Any] = {"keep": keep_control, "points": points, "most": most, "data": data}
+    with output.running("forgetting", device=device, dtype=dtype) as runtime:
+        found = forget(base, skill, task=target, controls=controls, runtime=runtime, **asked)
+    graft_file.save(found, out)
+    facts = {key: found.info["recipe"][key] for key in ("scale", "scores", "base", "points")}
+    names = [each.name for each in (target, *controls)]
+    header = ["scale", *names, f"keeps {keep_control:.0%}"]
     table = [
-        (f"{one.scale:g}", *(f"{100 * one.scores[name]:.1f}" for name in bench.tasks), "yes" if one.keeps else "no")
-        for one in found.trials
+        (f"{one['scale']:g}", *(f"{100 * one['scores'][name]:.1f}" for name in names), "yes" if one["keeps"] else "no")
+        for one in facts["points"]
     ]
-    lines = [f"{out}: {len(found.graft):,} entries at scale {-found.chosen.scale:g}"]
+    lines = [f"{out}: {len(found):,} entries at scale {-facts['scale']:g}"]
     output.show({"out": str(out), **facts}, as_json=json, lines=[*lines, *output.columns(table, header=header)])

@@ -22,15 +22,14 @@ def run(
       skillgraft inspect skill.safetensors
       skillgraft inspect skill.safetensors --json
     """
-    from skillgraft.comparison import describe, describe_region
-    from skillgraft.graft_file import is_region_file, load_info, load_region
+    from skillgraft.files.graft_file import is_region_file, load_info, load_region
 
     facts: dict[str, Any] = {"file": str(file), "bytes": file.stat().st_size if file.exists() else 0}
     if is_region_file(file):
         fingerprint, info = load_info(file)
-        facts |= {**describe_region(load_region(file)), "base_fingerprint": fingerprint, "made": dict(info)}
+        facts |= {**load_region(file).describe(), "base_fingerprint": fingerprint, "made": dict(info)}
     else:
-        facts |= describe(output.load_graft(file))
+        facts |= output.load_graft(file).describe()
     output.show(facts, as_json=json, lines=_lines(facts))
 
 

@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from skillgraft.cli import output
-from skillgraft.cli.arguments import Base, Json, MaxLength, Out, ReadoutName, Seed, Shots
-from skillgraft.errors import InputError
+from skillgraft.cli.arguments import (
+    Base,
+    Convert,
+    Density,
+    DeviceName,
+    Entries,
+    FormatName,
+    Json,
+    MaxLength,
+    MixedPrecisionName,
+    Out,
+    ReadoutName,
+    ScopeName,
+    Seed,
+    Shots,
+    SnapshotSeconds,
+    TrainRows,
+    ValidationRows,
+)
+from skillgraft.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
-    from skillgraft.localize.skill import Rows
+    from skillgraft.tasks.data import Data
 
 _WIDTH = 20  # of a full bar
 CURVE = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-METHODS = (
-    "learned, budgeted, movement, random, attribution; from BASE alone: lowest-fisher, highest-fisher, "
-    "lowest-magnitude, highest-magnitude, random-region."
-)
+# Known here too, so that a wrong call is refused before torch is imported; a test compares them with the tables.
+OF_TUNED = ("learned", "budgeted", "movement", "random", "attribution")
+OF_BASE = ("lowest-fisher", "highest-fisher", "lowest-magnitude", "highest-magnitude", "random-region")
+_search_option = partial(typer.Option, rich_help_panel="The search")
+_learned_option = partial(typer.Option, rich_help_panel="Learned regions")
+_fisher_option = partial(typer.Option, rich_help_panel="Fisher information")
+METHODS = f"{', '.join(OF_TUNED)}; from BASE alone: {', '.join(OF_BASE)}."
 
 
 def run(
@@ -31,7 +53,8 @@ def run(
     ] = None,
     task: Annotated[str | None, typer.Option(metavar="T", help="Catalogue name or TOML file.")] = None,
     method: Annotated[str, typer.Option(help=METHODS)] = "learned",
-    budget: Annotated[float | None, typer.Option(help="How many entries: a density (1e-4) or a count (8500).")] = None,
+    density: Density = None,
+    entries: Entries = None,
     keep: Annotated[
         float | None, typer.Option(help="The fewest entries that keep this share of TUNED's score.")
     ] = None,
@@ -39,101 +62,116 @@ def run(
     paper_curve: Annotated[
         bool, typer.Option("--paper-curve", help="The same with a search from each density's γ_base (P1).")
     ] = False,
-    scope: Annotated[str, typer.Option(help="layers, upper:layers, biases, all, or a name pattern.")] = "layers",
-    start: Annotated[
-        str | None, typer.Option(help="Learned: γ_base, as a density (1e-5), empty, or a region file.")
-    ] = None,
+    scope: ScopeName = "layers",
+    start: Annotated[str | None, _learned_option(help="γ_base, as a density (1e-5), empty, or a region file.")] = None,
     reference: Annotated[
-        str | None, typer.Option(help="Outside the region: base (default), or zero (P1's lottery test).")
+        str | None, _search_option(help="Outside the region: base (default), or zero (P1's lottery test).")
     ] = None,
-    amplify: Annotated[
-        str | None, typer.Option(help="How many times TUNED's change the graft carries (1), or auto to find it.")
+    scale: Annotated[
+        str | None, _search_option(help="Times how much of TUNED's change the graft carries (1), or auto.")
     ] = None,
     labels: Annotated[
-        str | None, typer.Option(help="Learn from true labels (default), or from what TUNED says: tuned.")
+        str | None, _search_option(help="Learn from true labels (default), or from TUNED's predictions: tuned.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Learned: steps on the mask (100).")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learned: learning rate of the mask (1e7).")] = None,
-    l1: Annotated[float | None, typer.Option(help="Learned: strength of an L1 term on the mask (0).")] = None,
-    init: Annotated[str | None, typer.Option(help="Learned: constant, or uniform as in the authors' code.")] = None,
-    look_every: Annotated[int | None, typer.Option(help="Learned: steps from look to look at the score (4).")] = None,
-    patience: Annotated[int | None, typer.Option(help="Learned: stop after so many looks without a better.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Lowest-fisher: rounds (4).")] = None,
-    damp: Annotated[float | None, typer.Option(help="Lowest-fisher: what dropped weights count (0.1).")] = None,
-    samples: Annotated[int | None, typer.Option(help="Fisher: labels drawn per row (1).")] = None,
+    steps: Annotated[int | None, _learned_option(help="Steps on the mask (100).")] = None,
+    lr: Annotated[float | None, _learned_option(help="Learning rate of the mask (found; P1: 1e7).")] = None,
+    l1: Annotated[float | None, _learned_option(help="Strength of an L1 term on the mask (0).")] = None,
+    init: Annotated[str | None, _learned_option(help="Constant, or uniform as in the authors' code.")] = None,
+    look_every: Annotated[int | None, _learned_option(help="Steps from look to look at the score (4).")] = None,
+    patience: Annotated[int | None, _learned_option(help="Stop after so many looks without a better.")] = None,
+    rounds: Annotated[int | None, _fisher_option(help="Lowest-fisher: rounds (4).")] = None,
+    damp: Annotated[float | None, _fisher_option(help="Lowest-fisher: what dropped weights count (0.1).")] = None,
+    samples: Annotated[int | None, _fisher_option(help="Labels drawn per row (1).")] = None,
     shots: Shots = None,
-    rows: Annotated[int | None, typer.Option(help="Rows to learn from, in natural proportion.")] = None,
+    train_rows: TrainRows = None,
+    validation_rows: ValidationRows = None,
     seed: Seed = 0,
-    batch_size: Annotated[int | None, typer.Option(help="Rows of one step (1024; budgeted: 24).")] = None,
+    batch_size: Annotated[int | None, _search_option(help="Rows of one step (1024; budgeted: 24).")] = None,
     readout: ReadoutName = "auto",
     max_length: MaxLength = None,
-    snapshot_seconds: Annotated[float, typer.Option(hidden=True)] = 60.0,
+    convert: Convert = False,
+    device: DeviceName = None,
+    dtype: FormatName = None,
+    mixed_precision: MixedPrecisionName = None,
+    snapshot_seconds: SnapshotSeconds = 60.0,
     json: Json = False,
 ) -> None:
-    """Find where TUNED keeps a task's skill and cut it out as a graft; or a region of BASE to train in.
+    """Find where TUNED keeps a task's skill and cut it out as a graft; or a region of BASE alone.
 
     \b
     Examples
-      skillgraft localize BASE TUNED --task sst2 --shots 64 --budget 1e-4 -o skill.safetensors
+      skillgraft localize BASE TUNED --task sst2 --shots 64 --density 1e-4 -o skill.safetensors
       skillgraft localize BASE TUNED --task sst2 --shots 64 --keep 0.95 -o smallest.safetensors
-      skillgraft localize BASE TUNED --task sst2 --shots 64 --method budgeted --budget 1e-4 --amplify auto -o skill.safetensors
-      skillgraft localize BASE --task sst2 --rows 256 --method lowest-fisher --budget 0.1 -o region.safetensors
-      accelerate launch --cpu --num_processes 2 -m skillgraft localize BASE TUNED --task sst2 -o skill.safetensors
+      skillgraft localize BASE --task sst2 --train-rows 256 --method lowest-fisher --density 0.1 -o region.safetensors
     """
-    from skillgraft import atomic
-    from skillgraft.tasks import load_task, training_split
+    from skillgraft.files import atomic
+    from skillgraft.folders.movement import check_budget
+    from skillgraft.tasks.data import Data, as_task
 
     # What needs no model is refused before torch is imported, which takes seconds.
     atomic.check_target(out)
+    check_budget(density, entries)
     if curve and paper_curve:
         raise InputError("--curve and --paper-curve are two curves: ask for one at a time")
+    _check_method(method, tuned, task)
+    data = Data(shots, train_rows, validation_rows, None, seed, readout, max_length)
     if task is not None:
-        training_split(load_task(task), shots=shots, rows=rows, seed=seed)
-
-    from skillgraft.localize.from_base import BASE_METHODS
-    from skillgraft.localize.skill import Rows
-
-    output.only_our_progress()
-    data = Rows(shots, rows, seed, batch_size, max_length, readout, **_given(labels=labels))
+        data.split(as_task(task))
     own = _given(steps=steps, lr=lr, l1=l1, init=init, look_every=look_every, patience=patience)
-    own |= _given(rounds=rounds, damp=damp, samples=samples)
-    if method in BASE_METHODS:
+    own |= _given(rounds=rounds, damp=damp, samples=samples, density=density, entries=entries)
+    run_as = {"device": device, "dtype": dtype, "snapshot_seconds": snapshot_seconds}
+    if method in OF_BASE:
         _refuse(
             method, start=start, keep=keep, curve=curve or None, paper_curve=paper_curve or None, reference=reference,
-            amplify=amplify, labels=labels, batch_size=batch_size,
+            scale=scale, labels=labels, batch_size=batch_size, convert=convert or None, mixed_precision=mixed_precision,
         )  # fmt: skip
-        _region(base, tuned, task, out, method, budget, scope, data, own, json=json)
+        _region(base, task, out, method, scope, data, own, run_as, as_json=json)
         return
     if method != "learned":
         _refuse(method, start=start)
-    if tuned is None:
-        raise InputError(f"the method {method!r} compares BASE with TUNED: give the fine-tuned folder as well")
-    if task is None:
-        raise InputError("a skill is a task's: give --task, a catalogue name or a TOML file")
     asked = {
-        "scope": scope, "budget": budget, "keep": keep, **_given(reference=reference),
-        **{name: _number_or(text) for name, text in _given(start=start, amplify=amplify).items()},
-        "densities": CURVE if curve or paper_curve else (), "curve": "paper" if paper_curve else "nested",
-        "snapshot_seconds": snapshot_seconds, **own,
+        "scope": scope, "convert": convert,
+        **_given(keep=keep, reference=reference, labels=labels, batch_size=batch_size, mixed_precision=mixed_precision),
+        **{name: _number_or(text) for name, text in _given(start=start, scale=scale).items()},
+        "densities": CURVE if curve or paper_curve else (), "curve": "paper" if paper_curve else "nested", **own,
     }  # fmt: skip
-    _graft(base, tuned, task, out, method, data, asked, json=json)
+    assert tuned is not None
+    assert task is not None
+    _graft(base, tuned, task, out, method, data, asked, run_as, as_json=json)
+
+
+def _check_method(method: str, tuned: Path | None, task: str | None) -> None:
+    """Whether TUNED and a task are there, as the method needs them."""
+    if method not in (*OF_TUNED, *OF_BASE):
+        raise InputError(f"unknown method {method!r}; {did_you_mean(method, (*OF_TUNED, *OF_BASE))}")
+    if method in OF_BASE and tuned is not None:
+        raise InputError(f"the method {method!r} looks at BASE alone: leave {tuned} out")
+    if method in OF_TUNED and tuned is None:
+        raise InputError(f"the method {method!r} compares BASE with TUNED: give the fine-tuned folder as well")
+    if method in OF_TUNED and task is None:
+        raise InputError("a skill is a task's: give --task, a catalogue name or a TOML file")
 
 
 def _graft(
-    base: Path, tuned: Path, task: str, out: Path, method: str, data: Rows, asked: dict[str, Any], *, json: bool
+    base: Path,
+    tuned: Path,
+    task: str,
+    out: Path,
+    method: str,
+    data: Data,
+    asked: dict[str, Any],
+    run_as: Mapping[str, Any],
+    *,
+    as_json: bool,
 ) -> None:
-    from skillgraft.localize.curves import KINDS
-    from skillgraft.localize.skill import localize_skill
+    from skillgraft.regions.localize import localize
+    from skillgraft.regions.search import CURVES
 
-    with output.steps("localizing") as on_step:
-        watched: dict[str, Any] = {"on_step": on_step} if method == "learned" else {}
-        located = localize_skill(
-            base, tuned, task, name=method, data=data, out=out, command=output.command_line(), **asked, **watched
-        )
+    with output.running("localizing", **run_as) as runtime:
+        located = localize(base, tuned, task=task, method=method, data=data, out=out, runtime=runtime, **asked)
     if not output.is_main_process():
         return
-    graft, size = located.graft, out.stat().st_size
-    scores = graft.info["scores"]["validation"]
+    graft, size, scores = located.graft, out.stat().st_size, located.scores
     facts = {
         "out": str(out), "entries": len(graft), "density": graft.region.density, "method": method, "bytes": size,
         "scale": graft.scale,
@@ -145,8 +183,8 @@ def _graft(
     head += f", {graft.scale:g} × the change" if graft.scale != 1.0 else ""
     lines = [head, *output.score_table("validation", scores), *output.region_bars(graft.region)]
     if located.curve:
-        lines += ["", f"curve: {KINDS[asked['curve']]}", *_curve(located.curve, scores)]
-    output.show(facts, as_json=json, lines=lines)
+        lines += ["", f"curve: {CURVES[asked['curve']]}", *_curve(located.curve, scores)]
+    output.show(facts, as_json=as_json, lines=lines)
 
 
 def _curve(points: Sequence[Mapping[str, Any]], scores: Mapping[str, Any]) -> list[str]:
@@ -154,44 +192,39 @@ def _curve(points: Sequence[Mapping[str, Any]], scores: Mapping[str, Any]) -> li
     low, high = (scores[model]["score"]["value"] for model in ("base", "tuned"))
     table = []
     for point in points:
-        way = (point["score"]["value"] - low) / (high - low) if high > low else 0.0
-        bar = "█" * round(_WIDTH * min(max(way, 0.0), 1.0))
+        share = (point["score"]["value"] - low) / (high - low) if high > low else 0.0
+        bar = "█" * round(_WIDTH * min(max(share, 0.0), 1.0))
         table.append((f"{point['density']:g}", f"{point['entries']:,}", *output.score_cells(point), bar))
     return output.columns(table, header=["density", "entries", *output.SCORE_COLUMNS, "base → tuned"])
 
 
 def _region(
     base: Path,
-    tuned: Path | None,
     task: str | None,
     out: Path,
     method: str,
-    budget: float | None,
     scope: str,
-    data: Rows,
-    options: dict[str, Any],
+    data: Data,
+    options: Mapping[str, Any],
+    run_as: Mapping[str, Any],
     *,
-    json: bool,
+    as_json: bool,
 ) -> None:
-    from skillgraft.graft_file import save_region
-    from skillgraft.localize.from_base import BASE_METHODS, localize_base
+    from skillgraft.files.graft_file import save_region
+    from skillgraft.regions.choose import choose
 
-    if tuned is not None:
-        raise InputError(f"the method {method!r} looks at BASE alone: leave {tuned} out")
-    options |= _given(density=budget)
-    with output.progress("localizing") as progress:
-        options |= {"on_round": progress} if "on_round" in BASE_METHODS[method].options else {}
-        sensed, fingerprint, info = localize_base(base, task, name=method, scope=scope, data=data, **options)
+    with output.running("localizing", **run_as) as runtime:
+        chosen = choose(base, task=task, method=method, scope=scope, data=data, runtime=runtime, **options)
     if not output.is_main_process():
         return
-    region = sensed.region
-    save_region(region, out, base_fingerprint=fingerprint, info=info.updated(command=output.command_line()))
+    region = chosen.region
+    save_region(region, out, base_fingerprint=chosen.base_fingerprint, info=chosen.info)
     facts = {
         "out": str(out), "entries": len(region), "density": region.density, "method": method,
-        "by_layer": region.by_layer(), "by_kind": region.by_kind(), **sensed.facts,
+        "by_layer": region.by_layer(), "by_kind": region.by_kind(), **chosen.facts,
     }  # fmt: skip
     head = f"{out}: a region of {len(region):,} entries, density {region.density:.2e}"
-    output.show(facts, as_json=json, lines=[head, *output.region_bars(region)])
+    output.show(facts, as_json=as_json, lines=[head, *output.region_bars(region)])
 
 
 def _refuse(method: str, **options: Any) -> None:

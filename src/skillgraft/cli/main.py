@@ -19,6 +19,7 @@ from skillgraft.cli import (
     compare,
     continual,
     demo,
+    diff,
     doctor,
     evaluate,
     export,
@@ -31,8 +32,16 @@ from skillgraft.cli import (
     report,
     reproduce,
 )
+from skillgraft.cli.panels import PanelCommand
 from skillgraft.errors import SkillgraftError
 
+# Options of 0.1.0 and what they are called now.
+RENAMED = {
+    "--budget": "--density (a share: 1e-4) or --entries (a count: 8500)",
+    "--only": "--inside",
+    "--amplify": "--scale",
+    "--rows": "--train-rows, --validation-rows or --test-rows",
+}
 _INTERRUPTED = 130  # the exit code that shells give to Ctrl-C
 app = typer.Typer(
     add_completion=False,
@@ -44,7 +53,7 @@ app = typer.Typer(
 
 \b
 Examples
-  skillgraft extract BASE TUNED --budget 1e-4 -o skill.safetensors
+  skillgraft extract BASE TUNED --density 1e-4 -o skill.safetensors
   skillgraft apply BASE skill.safetensors -o GRAFTED
   skillgraft remove GRAFTED skill.safetensors -o BACK
 
@@ -52,9 +61,9 @@ Examples
 )
 for verb in (
     demo, finetune, localize, extract, check, apply, remove, combine, forget, continual,
-    evaluate, inspect, compare, export, report, reproduce, doctor,
+    evaluate, diff, inspect, compare, export, report, reproduce, doctor,
 ):  # fmt: skip
-    app.command(verb.__name__.rsplit(".", 1)[1])(verb.run)
+    app.command(verb.__name__.rsplit(".", 1)[1], cls=PanelCommand)(verb.run)
 
 
 def main() -> NoReturn:
@@ -82,5 +91,8 @@ def _explanation(error: Exception) -> str:
     message = str(error.format_message())
     if "\n" in message:  # nothing was typed after `skillgraft`: this is the help
         return message
+    renamed = next(iter(message.partition("No such option: ")[2].split()), "")
+    if renamed in RENAMED:
+        return f"error: {renamed} is spelt {RENAMED[renamed]} now"
     context = getattr(error, "ctx", None)
     return f"error: {message}\nTry '{context.command_path if context else 'skillgraft'} --help'."

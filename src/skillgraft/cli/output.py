@@ -6,42 +6,28 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skillgraft.report.numbers import human_bytes as human_bytes
+from skillgraft.values.printing import SCORE_COLUMNS as SCORE_COLUMNS
+from skillgraft.values.printing import columns as columns
+from skillgraft.values.printing import score_cells as score_cells
+from skillgraft.values.printing import score_table as score_table
 
 if TYPE_CHECKING:
-    from skillgraft.graft import Graft
-    from skillgraft.movement import Progress
-    from skillgraft.region import Region
-    from skillgraft.surgery import Outcome
+    from skillgraft.folders.apply import WrittenFolder
+    from skillgraft.folders.movement import Progress
+    from skillgraft.opening.runtime import Runtime
+    from skillgraft.values.graft import Graft
+    from skillgraft.values.region import Region
 
 
 def show(result: Mapping[str, Any], *, as_json: bool, lines: Sequence[str]) -> None:
     """Print the result for a machine or for a person."""
     print(json.dumps(result, ensure_ascii=False, default=str) if as_json else "\n".join(lines))
-
-
-def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> list[str]:
-    """Rows as aligned lines; numbers to the right."""
-    table = (
-        [list(map(str, header)), *([str(cell) for cell in row] for row in rows)]
-        if header
-        else [[str(cell) for cell in row] for row in rows]
-    )
-    widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))] if table else []
-    right = [all(_is_number(row[place]) for row in table[bool(header) :]) for place in range(len(widths))]
-    return [
-        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
-        for row in table
-    ]
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(",", "").replace(".", "").replace("-", "").replace("e", "").replace("%", "").isdigit()
 
 
 def command_line() -> str:
@@ -50,12 +36,15 @@ def command_line() -> str:
 
 
 def _without_folders(word: str) -> str:
+    from skillgraft.tasks.asking import AS
+
     option, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    return f"{option}{sign}{Path(value).name if '/' in value else value}"
+    names = (Path(part).name if "/" in part else part for part in value.split(AS))
+    return f"{option}{sign}{AS.join(names)}"
 
 
 def load_graft(path: Path) -> Graft:
-    from skillgraft.graft_file import load
+    from skillgraft.files.graft_file import load
 
     return load(path)
 
@@ -86,7 +75,7 @@ def _silent(done: int, total: int) -> None:
     """No progress: stderr goes to a file or a pipe."""
 
 
-def outcome(written: Outcome) -> dict[str, Any]:
+def outcome(written: WrittenFolder) -> dict[str, Any]:
     """What apply and remove did, for machines."""
     return {
         "out": str(written.path),
@@ -97,39 +86,18 @@ def outcome(written: Outcome) -> dict[str, Any]:
 
 
 @contextmanager
-def steps(title: str) -> Iterator[Callable[[int, int, Mapping[str, Any]], None]]:
-    """A progress bar for training: the loss beside it."""
+def running(title: str, **options: Any) -> Iterator[Runtime]:
+    """How the verb's call runs: on the device and in the format that were asked for, with a progress bar."""
+    from skillgraft.opening.runtime import Runtime
+
+    only_our_progress()
     with progress(title) as bar:
-        yield lambda done, total, _entry: bar(done, total)
+        yield Runtime(progress=lambda done, total, _facts: bar(done, total), command=command_line(), **options)
 
 
 def is_main_process() -> bool:
     """Whether this is the process that prints, when several run."""
     return os.environ.get("RANK", "0") == "0"
-
-
-SCORE_COLUMNS = ("score", "ECE", "NLL", "agreement", "share kept", "relative gain")
-
-
-def score_table(title: str, models: Mapping[str, Any]) -> list[str]:
-    """Models as rows: score, calibration, agreement with tuned, what is kept of it; the majority class below."""
-    first = next(iter(models.values()))
-    rows = [(name, *score_cells(one)) for name, one in models.items()]
-    header = [f"{title} ({first['n']} rows)", first["metric"], *SCORE_COLUMNS[1:]]
-    return [*columns(rows, header=header), f"majority class: {100 * first['majority']:.1f}"]
-
-
-def score_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
-    """One model's cells, in the order of SCORE_COLUMNS; shares and rates in percent, with intervals."""
-    percents = [_percent(one.get(key)) for key in ("score", "ece", "agreement", "share_kept", "relative_gain")]
-    return (*percents[:2], f"{one['nll']['value']:.3f}", *percents[2:])
-
-
-def _percent(found: Any) -> str:
-    if not found or found.get("value") is None:
-        return "-"
-    value = f"{100 * found['value']:.1f}"
-    return f"{value} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]" if found.get("low") is not None else value
 
 
 def region_bars(region: Region) -> list[str]:

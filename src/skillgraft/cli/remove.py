@@ -25,8 +25,8 @@ def run(
     Example
       skillgraft remove GRAFTED skill.safetensors -o BACK
     """
-    from skillgraft.surgery import Named, remove
+    from skillgraft.folders.apply import remove
 
-    outcome = remove(folder, [Named(output.load_graft(path), path.name) for path in grafts], out)
+    outcome = remove(folder, *grafts, out=out)
     lines = [f"{out}: {outcome.entries:,} entries and {len(outcome.whole)} whole tensors put back"]
     output.show(output.outcome(outcome), as_json=json, lines=lines)

@@ -11,8 +11,8 @@ from skillgraft.cli import output
 from skillgraft.cli.arguments import Json
 
 if TYPE_CHECKING:
-    from skillgraft.reproduce.profile import Profile
-    from skillgraft.reproduce.run import Planned
+    from skillgraft.papers.main import Planned
+    from skillgraft.papers.profile import Profile
 
 Numbers = Annotated[list[int] | None, typer.Option(help="Instead of the recipe's own; give it several times.")]
 
@@ -22,7 +22,7 @@ def run(
     base: Annotated[str | None, typer.Option(metavar="BASE", help="Model folder or hub name.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where results go.")] = Path("results"),
     store: Annotated[Path | None, typer.Option(help="Where models and grafts are kept (DIR/store).")] = None,
-    profile: Annotated[str, typer.Option(help="How large: cpu, paper, smoke.")] = "cpu",
+    profile: Annotated[str, typer.Option(help="How large: cpu, cpu-100m, paper, smoke.")] = "cpu",
     task: Annotated[list[str] | None, typer.Option(metavar="T", help="Tasks instead of the recipe's own.")] = None,
     ood: Annotated[list[str] | None, typer.Option(metavar="T", help="Out-of-distribution tasks instead.")] = None,
     control: Annotated[list[str] | None, typer.Option(metavar="T", help="Tasks that forgetting must keep.")] = None,
@@ -53,32 +53,32 @@ def run(
         _list(as_json=json)
         return
     from skillgraft.errors import InputError
-    from skillgraft.reproduce.profile import profile as named
+    from skillgraft.papers.profile import profile as named
 
     if base is None:
         raise InputError("reproduce needs a model: give --base BASE")
     output.only_our_progress()
     asked = {"tasks": task, "ood": ood, "controls": control, "methods": method, "shots": shots, "seeds": seed}
     chosen = named(profile, base=base, readout=readout, **{name: tuple(given or ()) for name, given in asked.items()})
-    place = store or out / "store"
+    results = store or out / "store"
     if dry_run:
-        _plan(names, chosen, place, as_json=json)
+        _plan(names, chosen, results, jobs, as_json=json)
     else:
-        _run(names, chosen, place, out, jobs, as_json=json)
+        _run(names, chosen, results, out, jobs, as_json=json)
 
 
 def _list(*, as_json: bool) -> None:
-    from skillgraft.reproduce.recipes import RECIPES
+    from skillgraft.papers.recipes import RECIPES
 
     rows = [(name, one.paper, one.title) for name, one in RECIPES.items()]
     facts = {name: {"paper": where, "title": title} for name, where, title in rows}
     output.show({"recipes": facts}, as_json=as_json, lines=output.columns(rows))
 
 
-def _plan(names: list[str], profile: Profile, store: Path, *, as_json: bool) -> None:
-    from skillgraft.reproduce.run import plan
+def _plan(names: list[str], profile: Profile, store: Path, jobs: int, *, as_json: bool) -> None:
+    from skillgraft.papers.main import plan
 
-    planned = plan(names, profile, store=store)
+    planned = plan(names, profile, store=store, jobs=jobs)
     left = [each for each in planned if not each.done]
     seconds = sum(each.seconds for each in left)
     facts = {"steps": [_step(each) for each in planned], "seconds": seconds}
@@ -89,7 +89,13 @@ def _plan(names: list[str], profile: Profile, store: Path, *, as_json: bool) -> 
 
 def _step(planned: Planned) -> dict[str, Any]:
     step = planned.step
-    return {"job": step.job, "title": step.title, "key": step.key, "done": planned.done, "seconds": planned.seconds}
+    return {
+        "function": step.name,
+        "title": step.title,
+        "key": step.key,
+        "done": planned.done,
+        "seconds": planned.seconds,
+    }
 
 
 def _time(seconds: float) -> str:
@@ -103,10 +109,10 @@ def _time(seconds: float) -> str:
 
 
 def _run(names: list[str], profile: Profile, store: Path, out: Path, jobs: int, *, as_json: bool) -> None:
+    from skillgraft.papers.main import reproduce
+    from skillgraft.papers.recipes import recipe
+    from skillgraft.papers.run import executor
     from skillgraft.report.sheet import markdown
-    from skillgraft.reproduce.executor import executor
-    from skillgraft.reproduce.recipes import recipe
-    from skillgraft.reproduce.run import reproduce
 
     for name in names:  # a wrong name is refused before the first recipe runs
         recipe(name)

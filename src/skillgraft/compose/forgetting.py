@@ -1,23 +1,26 @@
 """Take one skill out of a model and leave the others: base − scale · delta (P2, task negation).
 
 The scale is the one with the lowest accuracy on the target task among those at which every control task keeps `keep` of the
-base's accuracy, all on validation rows. Accuracy judges tasks that are scored by F1 too: F1 rises where a model without the
-skill says yes to everything.
+base's accuracy, all on validation rows. 21 scales are tried, from 0 to 3 and 0.15 apart. Accuracy decides for tasks that are
+scored by F1 too: F1 rises where a model without the skill answers yes to everything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from skillgraft.compose.bench import Workbench, at_scale, scale_grid
-from skillgraft.compose.scales import POINTS
+from skillgraft.compose.scales import POINTS, ROWS, Scaled, as_graft, at_scale, scale_grid
 from skillgraft.errors import InputError
-from skillgraft.graft import Graft
 from skillgraft.measure.metrics import METRICS
-from skillgraft.movement import Progress, silent
+from skillgraft.opening.runtime import Progress, Runtime, silent
+from skillgraft.task_model import VALIDATION, TaskModel
+from skillgraft.tasks.data import Data, TaskLike, load_tasks
+from skillgraft.values.graft import Graft
 
+MOST = 3.0  # the largest scale (P2): a skill goes on being taken out beyond its own length
 # Accuracies are fractions of whole rows: 0.95 of 0.8 must count as kept by 0.76, whatever the last bit.
 _ROUNDING = 1e-9
 
@@ -49,18 +52,46 @@ class Forgotten:
 
 
 def forget(
-    bench: Workbench,
-    graft: Graft,
+    base: str | Path,
+    graft: Graft | str | Path,
+    *,
+    task: TaskLike,
+    controls: Sequence[TaskLike],
+    linear: bool = False,
+    data: Data = Data(validation_rows=ROWS),
+    runtime: Runtime = Runtime(),
+    **asked: Any,
+) -> Graft:
+    """The negated graft that lowers the task most and leaves the controls alone; `negate` has the options.
+
+    The graft may be given as its file, or as a tuned folder that stands for all that it changes. `linear` asks the model
+    linearised around the base. `data` must be what the graft was trained with: it says which rows validate. Every scale that
+    was tried is in the recipe.
+    """
+    names = [each.name for each in load_tasks([task, *controls])]
+    opened = TaskModel.open(
+        base, [task, *controls], data=data, dtype=runtime.dtype, device=runtime.device, splits=(VALIDATION,)
+    )
+    change = as_graft(graft, base)
+    along = Scaled(opened, (change,), linear=linear)
+    found = negate(along, target=names[0], controls=names[1:], progress=runtime.progress, **asked)
+    made_of = {"forget": names[0], "controls": names[1:], "graft": change.digest}
+    recipe = {**made_of, "linear": linear, **asked, **asdict(data), **found.as_json()}
+    return found.graft.with_info(recipe=recipe, command=runtime.command or None)
+
+
+def negate(
+    along: Scaled,
     *,
     target: str,
     controls: Sequence[str],
     keep: float = 0.95,
     points: int = POINTS,
-    most: float = 1.0,
+    most: float = MOST,
     or_base: bool = False,
     progress: Progress = silent,
 ) -> Forgotten:
-    """−scale · graft for the scale that lowers the target most; of equal ones the smallest.
+    """−scale · graft for the scale that lowers the target most, of `points` from 0 to `most`; of equal ones the smallest.
 
     Where no scale above 0 keeps the controls, or none of these lowers the target, that is an error which says what was found;
     with `or_base` it is the base, at scale 0, as a table of measured methods has it.
@@ -69,14 +100,15 @@ def forget(
         raise InputError(f"the share of a control's accuracy to keep lies above 0 and is at most 1, found {keep}")
     if not controls or target in controls:
         raise InputError(f"forgetting {target!r} needs control tasks other than itself, found {list(controls)}")
+    (graft,) = along.grafts
     trials: list[Trial] = []
-    grid, way = scale_grid(points, most=most), bench.along(graft)
+    grid = scale_grid(points, most=most)
     for number, scale in enumerate(grid, start=1):
-        said = way.said(-scale, tasks=[target, *controls])
-        scores = {task: METRICS["accuracy"](predictions) for task, predictions in said.items()}
+        found = along.predict(-scale, tasks=[target, *controls])
+        scores = {task: METRICS["accuracy"](predictions) for task, predictions in found.items()}
         base = trials[0].scores if trials else scores
         trials.append(Trial(scale, scores, all(scores[task] >= keep * base[task] - _ROUNDING for task in controls)))
-        progress(number, len(grid))
+        progress(number, len(grid), {})
     chosen = min((trial for trial in trials if trial.keeps), key=lambda trial: (trial.scores[target], trial.scale))
     if chosen.scale == 0.0 and not or_base:
         raise InputError(_why_not(trials, target, controls, keep))

@@ -1,11 +1,12 @@
-"""The published merging rules as functions on grafts: TIES, DARE, Breadcrumbs, TALL-masks, WiSE (P2's baselines).
+"""The published merging rules as functions on grafts: TIES, DARE, Breadcrumbs, TALL-masks, WiSE (P2's baselines), and DELLA.
 
-Each is two steps: thin every graft by itself, then join what is left, parameter by parameter. A site that a graft does not
-have counts as 0, as everywhere.
+Each is two steps: thin every graft by itself (`thinning`; TALL-masks compare them), then join what is left, parameter by
+parameter. A site that a graft does not have counts as 0, as everywhere.
 
 What a share counts. `keep` is a density: entries left / entries of the scope (Breadcrumbs: of the parameter). A dense task
-vector is thinned as published; a graft that is sparser than `keep` already loses nothing. `drop` is a share of the entries
-that the graft has there, because a share of the whole parameter would take a sparse graft away entirely.
+vector is thinned as published; a graft that is sparser than `keep` already loses nothing. Where chance decides (DARE, DELLA),
+`keep` is a probability, and of the entries that the graft has. `drop` is a share of the entries that the graft has there, because
+a share of the whole parameter would take a sparse graft away entirely.
 
 The result has the arithmetic form and is the same for any order of the list.
 """
@@ -13,20 +14,27 @@ The result has the arithmetic form and is the same for any order of the list.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
-from skillgraft.dtypes import Array, bits, round_once
+from skillgraft.compose.thinning import (
+    Floats,
+    Mask,
+    between_tails,
+    check_share,
+    draws,
+    dropped,
+    dropped_by_rank,
+    largest,
+    sealed,
+)
 from skillgraft.errors import InputError, WrongBase, listed
-from skillgraft.graft import Graft
-from skillgraft.region import Indices, Region
+from skillgraft.values.graft import Graft
+from skillgraft.values.numbers import Array, bits, round_once
+from skillgraft.values.region import Indices, Region
 
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 # Deltas of one parameter, a row for each graft, -0.0 where it has no site → the joined delta, and which entries it keeps.
 Join = Callable[[Floats], tuple[Floats, Mask | None]]
 
@@ -38,20 +46,36 @@ def ties(grafts: Sequence[Graft], *, keep: float = 0.1) -> Graft:
 
     The elected sign is that of the summed deltas; where they cancel exactly, nothing changes.
     """
-    _check_share("keep", keep)
+    check_share("keep", keep)
     return joined([largest(graft, keep) for graft in grafts], _elected_mean)
 
 
 def dare(grafts: Sequence[Graft], *, keep: float = 0.1, seed: int = 0) -> Graft:
     """DARE: keep each entry with probability `keep`, divide what is left by it, and add up."""
-    _check_share("keep", keep)
-    if seed < 0:
-        raise InputError(f"seed must be at least 0; found {seed}")
-    drawn = [
-        (1.0 / keep) * _drawn(graft, keep, np.random.default_rng([seed, place]))
-        for place, graft in enumerate(_in_order(grafts))
-    ]
-    return joined(drawn, _sum)
+    check_share("keep", keep)
+    _check_seed(seed)
+    return joined([dropped(graft, keep, draw) for graft, draw in draws(grafts, seed)], _sum)
+
+
+def della(grafts: Sequence[Graft], *, keep: float = 0.7, epsilon: float = 0.14, seed: int = 0) -> Graft:
+    """DELLA (Deep et al. 2024): drop by rank, elect a sign for each entry, take the mean of those that have it.
+
+    Drop (MagPrune): an entry's drop probability is p_i = p − ε/2 + ε · (1 − r_i), with p = 1 − `keep` and r_i the rank of
+    |delta| in its row, from 0 for the smallest to 1 for the largest; what stays is divided by 1 − p_i. A row runs along the
+    last axis of a matrix; a vector is one row. Only entries that the graft has are ranked. The paper writes ε/n · rank; ranks
+    over n − 1, as in the authors' code and in mergekit, make the mean of p_i exactly p. Elect and fuse are those of TIES, and
+    the scale is the paper's λ.
+
+    The defaults are those of the authors' example: drop 0.3, window ε = 0.14 (with λ = 1.1). mergekit's `epsilon` is half of it.
+    """
+    check_share("keep", keep)
+    if not 0 <= epsilon < 2 * keep or keep + epsilon / 2 > 1 + 1e-9:
+        raise InputError(
+            f"epsilon must be at least 0, below 2 · keep = {2 * keep:g} and at most 2 · (1 − keep) = {2 * (1 - keep):g}, so that "
+            f"every entry has a chance to stay; found {epsilon}"
+        )
+    _check_seed(seed)
+    return joined([dropped_by_rank(graft, keep, epsilon, draw) for graft, draw in draws(grafts, seed)], _elected_mean)
 
 
 def breadcrumbs(grafts: Sequence[Graft], *, keep: float = 0.2, drop: float = 0.1) -> Graft:
@@ -59,10 +83,10 @@ def breadcrumbs(grafts: Sequence[Graft], *, keep: float = 0.2, drop: float = 0.1
 
     Our reading of "keep 20 %, drop the top 10 %": the largest tenth goes, the next fifth stays, the rest goes.
     """
-    _check_share("keep", keep)
+    check_share("keep", keep)
     if not 0 <= drop < 1 or keep + drop > 1 + 1e-9:
         raise InputError(f"drop must lie between 0 and 1 − keep = {1 - keep:g}, found {drop}")
-    return joined([_between_tails(graft, keep, drop) for graft in grafts], _sum)
+    return joined([between_tails(graft, keep, drop) for graft in grafts], _sum)
 
 
 def tall(grafts: Sequence[Graft], *, lam: float = 0.2, consensus: int = 2) -> Graft:
@@ -105,7 +129,7 @@ def joined(grafts: Sequence[Graft], join: Join) -> Graft:
         old = _before(name, len(at), ordered, places)
         new, kept = _in_blocks(_rows(name, len(at), ordered, places), join)
         if kept.any():
-            sites[name], before[name], change[name] = (_sealed(numbers[kept]) for numbers in (at, old, new))
+            sites[name], before[name], change[name] = (sealed(numbers[kept]) for numbers in (at, old, new))
     region = Region(scope, sites)
     return Graft(region, before, change, form="arithmetic", base_fingerprint=ordered[0].base_fingerprint)
 
@@ -129,61 +153,6 @@ def _in_blocks(rows: Floats, join: Join) -> tuple[Array, Mask]:
         if chosen is not None:
             kept[block] = chosen
     return result, kept
-
-
-def largest(graft: Graft, keep: float) -> Graft:
-    """The graft's entries with the largest |delta|, so many that their density is at most `keep`; of equal ones the first."""
-    count = round(keep * graft.region.scope.size)
-    if count >= len(graft):
-        return graft
-    top = _top(np.concatenate([np.abs(graft.delta(name)) for name in graft.region]), count)
-    ends = np.cumsum([len(at) for at in graft.region.sites.values()])[:-1]
-    return _thinned(graft, zip(graft.region, np.split(top, ends), strict=True))
-
-
-def _drawn(graft: Graft, keep: float, draw: np.random.Generator) -> Graft:
-    # float32 draws cost half as much, and a share needs no more digits.
-    return _thinned(graft, ((n, draw.random(len(at), dtype=np.float32) < keep) for n, at in graft.region.sites.items()))
-
-
-def _between_tails(graft: Graft, keep: float, drop: float) -> Graft:
-    def middle(name: str) -> Mask:
-        sizes = np.abs(graft.delta(name))
-        outliers = round(drop * len(sizes))
-        kept = round(keep * math.prod(graft.region.scope.shapes[name]))
-        return _top(sizes, outliers + kept) & ~_top(sizes, outliers)
-
-    return _thinned(graft, ((name, middle(name)) for name in graft.region))
-
-
-def _top(sizes: Floats, count: int) -> Mask:
-    """The `count` largest; of equal ones the first. So the top 3 lie within the top 5."""
-    if count >= len(sizes):
-        return np.ones(len(sizes), bool)
-    if count == 0:
-        return np.zeros(len(sizes), bool)
-    least = np.partition(sizes, len(sizes) - count)[len(sizes) - count]
-    chosen: Mask = sizes > least
-    chosen[np.flatnonzero(sizes == least)[: count - np.count_nonzero(chosen)]] = True
-    return chosen
-
-
-def _thinned(graft: Graft, masks: Iterable[tuple[str, Mask]]) -> Graft:
-    """The graft's entries where each parameter's mask is true."""
-    found = {name: np.flatnonzero(mask) for name, mask in masks}
-    kept = {name: where for name, where in found.items() if len(where)}
-    return replace(
-        graft,
-        region=Region(graft.region.scope, {name: _sealed(graft.region.sites[name][at]) for name, at in kept.items()}),
-        before={name: _sealed(graft.before[name][at]) for name, at in kept.items()},
-        change={name: _sealed(graft.change[name][at]) for name, at in kept.items()},
-    )
-
-
-def _sealed(fresh: Array) -> Array:
-    """An array that nobody else holds, made read-only: a graft then takes it as it is instead of copying it."""
-    fresh.flags.writeable = False
-    return fresh
 
 
 def _sum(rows: Floats) -> tuple[Floats, Mask | None]:
@@ -243,6 +212,6 @@ def _before(name: str, size: int, grafts: Sequence[Graft], places: Sequence[Indi
     return result
 
 
-def _check_share(name: str, share: float) -> None:
-    if not 0 < share <= 1:
-        raise InputError(f"{name} must lie above 0 and be at most 1, found {share}")
+def _check_seed(seed: int) -> None:
+    if seed < 0:
+        raise InputError(f"seed must be at least 0; found {seed}")

@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from skillgraft.compose.merging import added, breadcrumbs, dare, tall, ties, wise
-from skillgraft.dtypes import round_once
+from skillgraft.compose.merging import added, breadcrumbs, dare, della, tall, ties, wise
+from skillgraft.compose.thinning import check_share, largest
 from skillgraft.errors import InputError, Overlap, did_you_mean, listed
-from skillgraft.graft import Graft, total
-from skillgraft.region import Region, places
+from skillgraft.values.graft import Graft, GraftLike, graft_of, total
+from skillgraft.values.numbers import round_once
+from skillgraft.values.region import Region, places
 
 
-def combine(grafts: Sequence[Graft], *, rule: str = "sum", head: Graft | None = None, **options: Any) -> Graft:
+def combine(grafts: Sequence[GraftLike], *, rule: str = "sum", head: GraftLike | None = None, **options: Any) -> Graft:
     """One graft of several; `options` are the rule's own keywords.
 
     Heads take no part in a rule: they are joined, or `head` says whose are kept. The scope is that of all grafts, whoever
@@ -32,10 +33,27 @@ def combine(grafts: Sequence[Graft], *, rule: str = "sum", head: Graft | None = 
     check_rule(rule, options)
     if not grafts:
         raise InputError("combine needs at least one graft, found none")
-    frame = total([heads_alone(graft) for graft in grafts], head=head)  # refuses grafts of different bases
-    bodies = [graft.without_heads() if graft.heads else graft for graft in grafts]
+    given = [graft_of(graft) for graft in grafts]
+    kept = None if head is None else graft_of(head)
+    frame = total([heads_alone(graft) for graft in given], head=kept)  # refuses grafts of different bases
+    bodies = [graft.without_heads() if graft.heads else graft for graft in given]
     joined = RULES[rule](bodies, **options)
     return replace(joined, region=joined.region.within(frame.region.scope), heads=frame.heads, info=frame.info)
+
+
+def thinned(grafts: Sequence[Graft], *, rule: str = "sum", **options: Any) -> tuple[Graft, ...]:
+    """What a rule takes of each graft before it joins them: what a combination is normalised by (P2).
+
+    It is the rule applied to that graft alone (trimmed, dropped and rescaled, localized). TALL-masks, which compare the grafts
+    with each other, leave of each the entries that enough of them claim. A rule that thins nothing takes the grafts as they are.
+    """
+    check_rule(rule, options)
+    if rule not in THINNING:
+        return tuple(grafts)
+    if rule in COMPARING:
+        claimed = combine([graft.without_heads() for graft in grafts], rule=rule, **options).region
+        return tuple(graft & claimed for graft in grafts)
+    return tuple(combine([graft], rule=rule, **options) for graft in grafts)
 
 
 def check_rule(rule: str, options: Mapping[str, Any]) -> None:
@@ -128,6 +146,18 @@ def union_mean(grafts: Sequence[Graft]) -> Graft:
     return replace(summed, change=means, form="arithmetic", scale=1.0)
 
 
+def stitch(grafts: Sequence[Graft], *, keep: float | None = None) -> Graft:
+    """Localize-and-Stitch (He et al. 2024): small regions side by side; where several meet, the mean of their changes.
+
+    Each graft's own entries are its region, localized as one likes. `keep` takes a region without data first: the largest
+    |delta|, at most so dense (the paper has 0.05 for texts). The paper searches no scale. Grafts that share no entry stay exact.
+    """
+    if keep is not None:
+        check_share("keep", keep)
+        grafts = [largest(graft, keep) for graft in grafts]
+    return union_mean(grafts)
+
+
 def _all_of(parts: Sequence[Graft]) -> Region:
     return reduce(or_, (part.region for part in parts))
 
@@ -147,17 +177,21 @@ def _larger(graft: Graft, *, than: Graft) -> Region:
 
 
 Rule = Callable[..., Graft]
-RULES: Mapping[str, Rule] = MappingProxyType(
-    {
-        "sum": add_up,
-        "union": union,
-        "ties": ties,
-        "dare": dare,
-        "breadcrumbs": breadcrumbs,
-        "tall": tall,
-        "wise": wise,
-    }
-)
+# A plain table: a rule of one's own is one more row, added from anywhere.
+RULES: dict[str, Rule] = {
+    "sum": add_up,
+    "union": union,
+    "ties": ties,
+    "dare": dare,
+    "breadcrumbs": breadcrumbs,
+    "tall": tall,
+    "della": della,
+    "stitch": stitch,
+    "wise": wise,
+}
+# Rules that thin grafts before they join them; of these, the ones in which a graft's company decides what is left of it.
+THINNING = frozenset({"ties", "dare", "breadcrumbs", "tall", "della", "stitch"})
+COMPARING = frozenset({"tall"})
 CONFLICTS: Mapping[str, Rule] = MappingProxyType(
     {"refuse": union_or_refuse, "first": union_first, "largest": union_largest, "mean": union_mean}
 )

@@ -1,26 +1,114 @@
 """How much of each delta to add: scales chosen on validation rows (P2, task addition).
 
-combined, search = add_skills(bench, [g, h], rule="ties")
-search.scale, search.best.accuracy["sst2"]
+graft = search_scale("MiniLM", [g, h], tasks=["sst2", "trec"], rule="ties", data=Data(shots=64, validation_rows=200))
 
-A point's merit is the mean over tasks of accuracy / the same method's single-task accuracy on the same rows. Of points that
+A point's merit is the mean over tasks of accuracy / the same method's single-task accuracy on the same rows. A rule that thins
+grafts is measured by its thinned grafts' own accuracy, as P2 does it; that of the whole grafts stands beside it. Of points that
 are equally good the one with the smaller scale wins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from skillgraft.compose.bench import Way, Workbench, scale_grid, weighted_sum
-from skillgraft.compose.judged import own_grafts
-from skillgraft.compose.rules import combine
+from skillgraft.compose.rules import THINNING, combine, heads_alone, thinned
 from skillgraft.errors import InputError, listed
-from skillgraft.graft import Graft
+from skillgraft.folders.extract import extract
 from skillgraft.measure.metrics import METRICS
-from skillgraft.movement import Progress, silent
+from skillgraft.opening.runtime import Progress, Runtime, silent
+from skillgraft.predictions.predictions import Predictions
+from skillgraft.task_model import VALIDATION, TaskModel
+from skillgraft.tasks.data import Data, TaskLike
+from skillgraft.training.linearised import Tangent, tangent
+from skillgraft.values.graft import Graft, graft_of
 
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """Some grafts over an opened base; `head` is the graft whose heads are kept where they bring different ones."""
+
+    opened: TaskModel
+    grafts: tuple[Graft, ...]
+    head: Graft | None = None
+    linear: bool = False
+    _tangents: dict[str, Tangent] = field(default_factory=dict, repr=False)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return self.opened.tasks
+
+    def predict(self, *scales: float, tasks: Sequence[str] | None = None) -> dict[str, Predictions]:
+        """What the model at these scales, one for each graft, answers about the validation rows of tasks (all by default)."""
+        if len(scales) != len(self.grafts):
+            raise InputError(f"{len(self.grafts)} grafts take one scale each, found {len(scales)} scales")
+        wanted = self.tasks if tasks is None else tasks
+        if self.linear:
+            by_index = dict(zip(map(str, range(len(self.grafts))), scales, strict=True))
+            return {task: self._tangent(task).at(by_index) for task in wanted}
+        graft = weighted_sum(self.grafts, scales, head=self.head)
+        self.opened.check_heads(graft)
+        return self.opened.predict(graft, tasks=wanted)
+
+    def _tangent(self, task: str) -> Tangent:
+        """The model linearised around the base along these grafts, by their index, for a task's rows."""
+        if task not in self._tangents:
+            heads = combine([heads_alone(graft) for graft in self.grafts], head=self.head)
+            self.opened.check_heads(heads)
+            bodies = {str(index): graft.without_heads() for index, graft in enumerate(self.grafts)}
+            with self.opened.holding(heads if heads.heads else None):
+                self._tangents[task] = tangent(self.opened, task, bodies)
+        return self._tangents[task]
+
+
+def at_scale(graft: Graft, scale: float) -> Graft:
+    """scale · graft; at scale 0 its heads alone, which answers the same without writing every entry's own number again."""
+    return scale * graft if scale else heads_alone(graft)
+
+
+def weighted_sum(grafts: Sequence[Graft], scales: Sequence[float], *, head: Graft | None = None) -> Graft:
+    """Σ scale_t · graft_t. A graft at scale 0 is left out, so that the others' numbers are exactly what they are alone."""
+    parts = [at_scale(graft, scale) for graft, scale in zip(grafts, scales, strict=True)]
+    return combine([part for part in parts if len(part)] or parts, head=head)
+
+
+def scale_grid(points: int, *, most: float = 1.0) -> tuple[float, ...]:
+    """`points` equally spaced scales from 0 to `most`; 21 of them are 0, 0.05, … 1 (P2's sums)."""
+    if points < 2:
+        raise InputError(f"a search needs at least 2 points, found {points}")
+    if not 0 < most < float("inf"):
+        raise InputError(f"the largest scale must be a number above 0, found {most}")
+    return tuple(most * number / (points - 1) for number in range(points))
+
+
+def as_graft(value: Graft | str | Path, base: str | Path) -> Graft:
+    """A graft given as a value, as its file, or as a tuned folder of the base: then all that it changes, without heads."""
+    if not isinstance(value, Graft) and Path(value).is_dir():
+        return extract(base, value).without_heads()
+    return graft_of(value)
+
+
+def own_grafts(tasks: Sequence[str], grafts: Sequence[Graft]) -> dict[str, Graft]:
+    """Which graft holds which task's skill: as the grafts' provenance says, else in the order given, one for each task.
+
+    A single graft is that of every task.
+    """
+    if len(grafts) == 1:
+        return dict.fromkeys(tasks, grafts[0])
+    named = {graft.info.text("task"): graft for graft in grafts}
+    if len(named) == len(grafts) and named.keys() >= set(tasks):
+        return {task: named[task] for task in tasks}
+    if len(grafts) != len(tasks):
+        expected = f"one graft for each of {', '.join(tasks)}, in order"
+        raise InputError(
+            f"a combination is compared with each task's own graft: expected {expected}; found {len(grafts)}"
+        )
+    return dict(zip(tasks, grafts, strict=True))
+
+
+ROWS = 200  # validation rows of each task: enough to tell scales apart, cheap enough for twenty-one of them
 POINTS = 21
 
 
@@ -38,11 +126,15 @@ class Point:
 
 
 @dataclass(frozen=True)
-class ScaleSearch:
-    """Every point in the order in which it was tried. `singles` is what accuracies were divided by."""
+class ScaleTrials:
+    """Every point in the order in which it was tried. `singles` is what accuracies were divided by.
+
+    `whole` has the accuracies of the grafts before a rule thinned them, where it does.
+    """
 
     points: tuple[Point, ...]
     singles: Mapping[str, float]
+    whole: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def best(self) -> Point:
@@ -58,108 +150,165 @@ class ScaleSearch:
 
     def as_json(self) -> dict[str, Any]:
         points = [point.as_json() for point in self.points]
-        return {"best": self.best.as_json(), "singles": dict(self.singles), "points": points}
+        found = {"best": self.best.as_json(), "singles": dict(self.singles), "points": points}
+        if not self.whole:
+            return found
+        beside = {"singles": dict(self.whole), "normalised": _normalised(self.best.accuracy, self.whole)}
+        return {**found, "whole": beside}
+
+
+def _normalised(accuracy: Mapping[str, float], singles: Mapping[str, float]) -> float | None:
+    """The mean over tasks of accuracy / single-task accuracy; None where one of these is 0."""
+    if not all(singles.values()):
+        return None
+    return sum(accuracy[task] / singles[task] for task in accuracy) / len(accuracy)
+
+
+def search_scale(
+    base: str | Path,
+    grafts: Sequence[Graft | str | Path],
+    *,
+    tasks: Sequence[TaskLike],
+    rule: str = "sum",
+    data: Data = Data(validation_rows=ROWS),
+    runtime: Runtime = Runtime(),
+    **options: Any,
+) -> Graft:
+    """One graft of several at the scale that suits all tasks best on validation rows; `add_skills` has the options.
+
+    A graft may be given as its file, or as a tuned folder that stands for all that it changes. `data` must be what the
+    grafts were trained with: it says which rows validate. The search is in the graft's recipe.
+    """
+    opened = TaskModel.open(base, tasks, data=data, dtype=runtime.dtype, device=runtime.device, splits=(VALIDATION,))
+    given = [as_graft(each, base) for each in grafts]
+    graft, search = add_skills(opened, given, rule=rule, progress=runtime.progress, **options)
+    made_of = {"tasks": list(opened.tasks), "grafts": [each.digest for each in given]}
+    recipe = {"rule": rule, **_recorded(options), **made_of, **asdict(data), "search": search.as_json()}
+    return graft.with_info(scores=None, recipe=recipe, command=runtime.command or None)
+
+
+def _recorded(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given, a graft by its digest."""
+    return {
+        name: value.digest if isinstance(value, Graft) else value
+        for name, value in options.items()
+        if value is not None
+    }
 
 
 def add_skills(
-    bench: Workbench,
+    opened: TaskModel,
     grafts: Sequence[Graft],
     *,
     rule: str = "sum",
     head: Graft | None = None,
     per_task_scales: bool = False,
     points: int = POINTS,
+    linear: bool = False,
+    or_base: bool = False,
     progress: Progress = silent,
     **options: Any,
-) -> tuple[Graft, ScaleSearch]:
-    """Combine grafts by a rule and scale the result as suits all tasks of the bench best; `options` are the rule's own."""
+) -> tuple[Graft, ScaleTrials]:
+    """Combine grafts by a rule and scale the result as suits all tasks best; `options` are the rule's own.
+
+    `points` scales from 0 to 1 are tried; a single point is the combination as it is, at scale 1. Where no scale above 0 is
+    better than the base, that is an error; with `or_base` it is scale 0, as a table of measured methods has it.
+    """
     if per_task_scales and rule != "sum":
         raise InputError(f"one scale for each graft is for rule 'sum', found {rule!r}: other rules do not add up")
-    singles = single_scores(bench, own_grafts(bench.tasks, grafts))
-    rest: dict[str, Any] = {"singles": singles, "points": points, "progress": progress}
+    whole = single_scores(opened, own_grafts(opened.tasks, grafts), linear=linear)
     if per_task_scales:
-        search = search_scales(bench, grafts, head=head, **rest)
+        search = coordinate_search(Scaled(opened, tuple(grafts), head, linear), whole, points=points, progress=progress)
         result = weighted_sum(grafts, search.best.scales, head=head)
     else:
-        whole = combine(grafts, rule=rule, head=head, **options)
-        search = search_scale(bench, whole, **rest)
-        result = search.scale * whole
-    if not any(search.best.scales):
+        combined = combine(grafts, rule=rule, head=head, **options)
+        singles, beside = whole, {}
+        if rule in THINNING:
+            parts = thinned(grafts, rule=rule, **options)
+            singles, beside = single_scores(opened, own_grafts(opened.tasks, parts), linear=linear), whole
+        search = grid_search(Scaled(opened, (combined,), linear=linear), singles, points=points, progress=progress)
+        search = replace(search, whole=beside)
+        result = search.scale * combined
+    if not any(search.best.scales) and not or_base:
         found = ", ".join(f"{task} {accuracy:.4f}" for task, accuracy in search.best.accuracy.items())
         raise InputError(f"no scale above 0 is better than the base itself ({found}): these skills do not add up")
     return result, search
 
 
-def single_scores(bench: Workbench, grafts: Mapping[str, Graft]) -> dict[str, float]:
+def single_scores(opened: TaskModel, grafts: Mapping[str, Graft], *, linear: bool = False) -> dict[str, float]:
     """Each task's accuracy with its own graft alone: what a combination is normalised by."""
-    return {task: METRICS["accuracy"](bench.said(graft, tasks=[task])[task]) for task, graft in grafts.items()}
+    return {
+        task: METRICS["accuracy"](Scaled(opened, (graft,), linear=linear).predict(1.0, tasks=[task])[task])
+        for task, graft in grafts.items()
+    }
 
 
-def search_scale(
-    bench: Workbench,
-    graft: Graft,
-    *,
+def grid_search(
+    along: Scaled,
     singles: Mapping[str, float] | None = None,
+    *,
     points: int = POINTS,
     most: float = 1.0,
     progress: Progress = silent,
-) -> ScaleSearch:
-    """base + scale · delta for `points` scales in [0, most]. Without `singles` accuracies are not normalised."""
-    judge = _Judge(bench.along(graft), singles)
-    grid = scale_grid(points, most=most)
+) -> ScaleTrials:
+    """base + scale · delta for `points` scales in [0, most]; a single point is `most`.
+
+    Without `singles` accuracies are not normalised.
+    """
+    measured = _Points(along, singles)
+    grid = (most,) if points == 1 else scale_grid(points, most=most)
     found = []
     for number, scale in enumerate(grid, start=1):
-        found.append(judge.point((scale,)))
-        progress(number, len(grid))
-    return ScaleSearch(tuple(found), judge.singles)
+        found.append(measured.at((scale,)))
+        progress(number, len(grid), {})
+    return ScaleTrials(tuple(found), measured.singles)
 
 
-def search_scales(
-    bench: Workbench,
-    grafts: Sequence[Graft],
-    *,
+def coordinate_search(
+    along: Scaled,
     singles: Mapping[str, float] | None = None,
-    head: Graft | None = None,
+    *,
     points: int = POINTS,
     most: float = 1.0,
     rounds: int = 2,
     progress: Progress = silent,
-) -> ScaleSearch:
+) -> ScaleTrials:
     """One scale for each graft of a sum, by coordinate search: beyond P2, which has one for all.
 
     It begins at the best common scale; each round tries the whole grid for one graft after the other, the others staying as
     they are, and it ends when a round changes nothing. No point is tried twice.
     """
-    if not grafts:
+    count = len(along.grafts)
+    if not count:
         raise InputError("a search needs at least one graft, found none")
-    judge = _Judge(bench.along(*grafts, head=head), singles)
+    measured = _Points(along, singles)
     grid = scale_grid(points, most=most)
     tried: dict[tuple[float, ...], Point] = {}
-    planned = len(grid) * (1 + rounds * len(grafts))
+    planned = len(grid) * (1 + rounds * count)
 
     def best_of(candidates: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
         for scales in candidates:
             if scales not in tried:
-                tried[scales] = judge.point(scales)
-                progress(len(tried), planned)
-        return ScaleSearch(tuple(tried.values()), judge.singles).best.scales
+                tried[scales] = measured.at(scales)
+                progress(len(tried), planned, {})
+        return ScaleTrials(tuple(tried.values()), measured.singles).best.scales
 
-    here = best_of([(scale,) * len(grafts) for scale in grid])
+    here = best_of([(scale,) * count for scale in grid])
     for _ in range(rounds):
         start = here
-        for place in range(len(grafts)):
-            here = best_of([(*here[:place], scale, *here[place + 1 :]) for scale in grid])
+        for index in range(count):
+            here = best_of([(*here[:index], scale, *here[index + 1 :]) for scale in grid])
         if here == start:
             break
-    progress(planned, planned)
-    return ScaleSearch(tuple(tried.values()), judge.singles)
+    progress(planned, planned, {})
+    return ScaleTrials(tuple(tried.values()), measured.singles)
 
 
-class _Judge:
+class _Points:
     """Turns scales into points; the single-task accuracies are checked before anything runs."""
 
-    def __init__(self, way: Way, singles: Mapping[str, float] | None) -> None:
-        self.way, tasks = way, way.bench.tasks
+    def __init__(self, along: Scaled, singles: Mapping[str, float] | None) -> None:
+        self.along, tasks = along, along.tasks
         self.singles = dict.fromkeys(tasks, 1.0) if singles is None else dict(singles)
         if self.singles.keys() != set(tasks):
             raise InputError(
@@ -169,7 +318,8 @@ class _Judge:
         if zero:
             raise InputError(f"the single-task accuracy of {listed(zero)} is 0 on these rows: nothing to normalise by")
 
-    def point(self, scales: tuple[float, ...]) -> Point:
-        accuracy = {task: METRICS["accuracy"](said) for task, said in self.way.said(*scales).items()}
-        merit = sum(accuracy[task] / self.singles[task] for task in accuracy) / len(accuracy)
+    def at(self, scales: tuple[float, ...]) -> Point:
+        accuracy = {task: METRICS["accuracy"](found) for task, found in self.along.predict(*scales).items()}
+        merit = _normalised(accuracy, self.singles)
+        assert merit is not None, "accuracies of 0 are refused above"
         return Point(scales, accuracy, merit)

@@ -9,39 +9,43 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from skillgraft.compose.continual import Learning, OnStage, add
-from skillgraft.compose.store import STORE, Store, file_name
-from skillgraft.compose.tune import tune
+from skillgraft.compose.scales import as_graft
+from skillgraft.compose.store import STORE, ContinualStore, file_name
 from skillgraft.errors import InputError, listed
-from skillgraft.extraction import extract
-from skillgraft.graft import Graft
+from skillgraft.folders.extract import extract
+from skillgraft.measure.comparisons import same_scores
 from skillgraft.measure.evaluate import BASE, evaluate
 from skillgraft.measure.intervals import Bootstrap
 from skillgraft.measure.matrices import Matrix, score_matrix
-from skillgraft.measure.predictions import Predictions
-from skillgraft.tasks import Task, load_task
+from skillgraft.opening.runtime import Runtime, silent
+from skillgraft.predictions.predictions import Predictions
+from skillgraft.tasks.data import Data, TaskLike, load_tasks
+from skillgraft.tasks.task import Task
+from skillgraft.training.finetune import Tuned, finetune
+from skillgraft.training.plan import TrainingPlan
+from skillgraft.values.graft import Graft
 
-Tasks = Sequence[str | Path | Task]
+Tasks = Sequence[TaskLike]
 
 
 @dataclass(frozen=True)
 class History:
-    """`said[task]["after t"]`: what the model for `task` said once `t` was learned, from its own turn on; and `base`."""
+    """`predictions[task]["after t"]`: those of the model for `task` once `t` was learned, from its own turn on; and `base`."""
 
     tasks: tuple[str, ...]
-    said: Mapping[str, Mapping[str, Predictions]]
+    predictions: Mapping[str, Mapping[str, Predictions]]
 
     def scores(self, *, bootstrap: Bootstrap = Bootstrap()) -> Matrix:
         """Rows: base, then after each task; columns: tasks. What was not learned yet is left open."""
-        return score_matrix(self.said, [BASE, *map(after, self.tasks)], bootstrap=bootstrap)
+        return score_matrix(self.predictions, [BASE, *map(after, self.tasks)], bootstrap=bootstrap)
 
     def identical(self, task: str) -> bool:
         """Whether every score of every row has stayed the same, bit for bit, since the task was learned."""
-        first, *rest = (said.scores for stage, said in self.said[task].items() if stage != BASE)
-        return all(np.array_equal(first.view(np.int32), other.view(np.int32)) for other in rest)
+        first, *rest = (found for stage, found in self.predictions[task].items() if stage != BASE)
+        return all(same_scores(first, other) == 1.0 for other in rest)
 
 
 def after(task: str) -> str:
@@ -57,23 +61,22 @@ def after_each(
     learning: Learning = Learning(),
     tuned: Mapping[str, str | Path] | None = None,
     on_stage: OnStage | None = None,
-    rows: int | None = None,
 ) -> History:
     """P1's continual learning: add the tasks to a store, and measure each from its own turn on.
 
-    `tuned` has fine-tunes that exist already, by task. What is measured on the test rows (at most `rows`) is the model that
-    the store gave after each addition. A store that holds the first tasks goes on with the next one; of the tasks that it had
-    already, only what it gives now can be measured.
+    `tuned` has fine-tunes that exist already, by task. What is measured, on at most `learning.data.test_rows` test rows, is the
+    model that the store gave after each addition. A store that holds the first tasks goes on with the next one; of the tasks
+    that it had already, only what it gives now can be measured.
     """
-    loaded = _loaded(tasks)
+    loaded = load_tasks(tasks)
     stages: list[dict[str, Graft]] = []
     known = _known(Path(store), loaded)
-    for place, task in enumerate(loaded):
-        if place >= known:
+    for index, task in enumerate(loaded):
+        if index >= known:
             add(store, base, task, learning=learning, tuned=(tuned or {}).get(task.name), on_stage=on_stage)
-        now = Store.open(store)
-        stages.append({each.name: now.graft(each.name) for each in loaded[: place + 1]})
-    return _history(base, loaded, stages, learning, rows=rows)
+        now = ContinualStore.open(store)
+        stages.append({each.name: now.graft(each.name) for each in loaded[: index + 1]})
+    return _history(base, loaded, stages, learning.data)
 
 
 def naive_continual(
@@ -83,24 +86,43 @@ def naive_continual(
     *,
     learning: Learning = Learning(),
     on_stage: OnStage | None = None,
-    rows: int | None = None,
 ) -> History:
     """P1's comparison: all parameters are tuned on one task after the other. Heads stay those of their own task.
 
     The models are kept as folders below `out` and taken from there when they are there already.
     """
-    loaded = _loaded(tasks)
+    loaded = load_tasks(tasks)
     stages: list[dict[str, Graft]] = []
     heads: dict[str, Graft] = {}
     body: Graft | None = None
-    for place, task in enumerate(loaded):
-        folder = Path(out) / f"{place + 1:03d}-{file_name(task.name)}"
-        on_step = on_stage(task.name) if on_stage else None
-        tune(base, task, folder, plan=learning.plan, start=body, data=learning.data, on_step=on_step)
+    for index, task in enumerate(loaded):
+        folder = Path(out) / f"{index + 1:03d}-{file_name(task.name)}"
+        runtime = Runtime(progress=on_stage(task.name) if on_stage else silent)
+        asked: dict[str, Any] = {"plan": learning.plan, "data": learning.data, "runtime": runtime}
+        if body is None:
+            finetune(base, [task], out=folder, reuse=True, **asked)
+        else:
+            tune_on(base, task, start=body, out=folder, reuse=True, **asked)
         heads[task.name] = extract(base, folder)
         body = heads[task.name].without_heads()
         stages.append({name: replace(body, heads=own.heads, info=own.info) for name, own in heads.items()})
-    return _history(base, loaded, stages, learning, rows=rows)
+    return _history(base, loaded, stages, learning.data)
+
+
+def tune_on(
+    base: str | Path,
+    task: TaskLike,
+    *,
+    start: Graft | Path,
+    out: Path,
+    reuse: bool,
+    plan: TrainingPlan,
+    data: Data = Data(),
+    runtime: Runtime = Runtime(),
+) -> Tuned:
+    """Go on tuning all parameters of a tuned folder, or of the base with a graft on it, with the base's own readout."""
+    asked: dict[str, Any] = {"plan": plan, "data": data, "runtime": runtime}
+    return finetune(base, [task], out=out, start=as_graft(start, base), reuse=reuse, **asked)
 
 
 def separate_finetunes(
@@ -113,43 +135,27 @@ def separate_finetunes(
 ) -> dict[str, Path]:
     """The upper bound: one fine-tune of the base per task, as folders below `out`; finished ones are taken as they are."""
     folders = {}
-    for task in _loaded(tasks):
+    for task in load_tasks(tasks):
         folder = Path(out) / file_name(task.name)
-        on_step = on_stage(task.name) if on_stage else None
-        folders[task.name] = tune(base, task, folder, plan=learning.plan, data=learning.data, on_step=on_step)
+        runtime = Runtime(progress=on_stage(task.name) if on_stage else silent)
+        asked: dict[str, Any] = {"plan": learning.plan, "data": learning.data, "runtime": runtime}
+        folders[task.name] = finetune(base, [task], out=folder, reuse=True, **asked).path
     return folders
-
-
-def _loaded(tasks: Tasks) -> list[Task]:
-    loaded = [task if isinstance(task, Task) else load_task(task) for task in tasks]
-    names = [task.name for task in loaded]
-    if not names or len(set(names)) < len(names):
-        raise InputError(f"a sequence has at least one task, and each once; found {listed(names) or 'none'}")
-    return loaded
 
 
 def _known(store: Path, tasks: Sequence[Task]) -> int:
     """How many of the tasks the store has already; it must have been made of this very sequence."""
-    had = Store.open(store).tasks if (store / STORE).is_file() else ()
+    had = ContinualStore.open(store).tasks if (store / STORE).is_file() else ()
     wanted = tuple(task.name for task in tasks)
     if had != wanted[: len(had)]:
         raise InputError(f"{store} holds {listed(had)}, which is not how {listed(wanted)} begins; use another store")
     return len(had)
 
 
-def _history(
-    base: str | Path,
-    tasks: Sequence[Task],
-    stages: Sequence[Mapping[str, Graft]],
-    learning: Learning,
-    *,
-    rows: int | None,
-) -> History:
+def _history(base: str | Path, tasks: Sequence[Task], stages: Sequence[Mapping[str, Graft]], data: Data) -> History:
     """Every task's models on its test rows, the base loaded once per task: a linear head is a task's own."""
-    said: dict[str, Mapping[str, Predictions]] = {}
-    data = learning.data
+    predictions: dict[str, Mapping[str, Predictions]] = {}
     for task in tasks:
         models = {after(t.name): stage[task.name] for t, stage in zip(tasks, stages, strict=True) if task.name in stage}
-        found = evaluate(base, [task], grafts=models, rows=rows, readout=data.readout, max_length=data.max_length)
-        said |= found.said
-    return History(tuple(task.name for task in tasks), said)
+        predictions |= evaluate(base, [task], grafts=models, data=data).predictions
+    return History(tuple(task.name for task in tasks), predictions)

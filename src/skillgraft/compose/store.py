@@ -21,11 +21,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skillgraft import atomic, graft_file, strict_json
-from skillgraft.checkpoint import Checkpoint
 from skillgraft.errors import FormatError, InputError, RunError, WrongBase, did_you_mean, listed
-from skillgraft.graft import Graft, total
-from skillgraft.surgery import Named, Outcome, apply
+from skillgraft.files import atomic, graft_file
+from skillgraft.folders.apply import Named, WrittenFolder, apply
+from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.values import strict_json
+from skillgraft.values.graft import Graft, total
 
 STORE = "store.json"
 LOCK = ".lock"
@@ -43,7 +44,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Store:
+class ContinualStore:
     """What a store's `store.json` says; grafts are read, and checked, when they are asked for."""
 
     path: Path
@@ -52,7 +53,7 @@ class Store:
     kept: tuple[Kept, ...] = ()
 
     @classmethod
-    def open(cls, path: str | Path) -> Store:
+    def open(cls, path: str | Path) -> ContinualStore:
         """The store in this folder."""
         file = Path(path) / STORE
         if not file.is_file():
@@ -93,11 +94,11 @@ class Store:
         """Every task's graft, each with its file's name."""
         return self.upto(self.tasks[-1]) if self.kept else []
 
-    def use(self, base: str | Path, task: str, out: str | Path) -> Outcome:
+    def use(self, base: str | Path, task: str, out: str | Path) -> WrittenFolder:
         """Write the model for this task as a folder."""
         self.check_base(Checkpoint.open(base))
         named = self.upto(task)
-        return apply(base, named, out, head=named[-1].graft)
+        return apply(base, *named, out=out, head=named[-1].graft)
 
     def check_base(self, base: Checkpoint) -> None:
         if base.fingerprint != self.base_fingerprint:
@@ -106,7 +107,7 @@ class Store:
                 f"{self.base} ({self.base_fingerprint[:12]}…); use that one, or begin another store"
             )
 
-    def keep(self, task: str, graft: Graft) -> Store:
+    def keep(self, task: str, graft: Graft) -> ContinualStore:
         """The store with one more task; `store.json` is replaced last, so a killed process changes nothing."""
         if graft.base_fingerprint != self.base_fingerprint:
             raise WrongBase(f"the graft for {task} is of another base than {self.path} ({self.base})")
@@ -149,7 +150,7 @@ class Store:
 
 
 @contextmanager
-def writing(path: str | Path, base: Checkpoint) -> Iterator[Store]:
+def writing(path: str | Path, base: Checkpoint) -> Iterator[ContinualStore]:
     """The store, made if it is not there, for this process alone; another one that wants to write is refused meanwhile."""
     folder = Path(path)
     if folder.exists() and not (folder / STORE).is_file() and not _nearly_empty(folder):
@@ -158,8 +159,8 @@ def writing(path: str | Path, base: Checkpoint) -> Iterator[Store]:
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         if not (folder / STORE).is_file():
-            Store(folder, base.name, base.fingerprint).write()
-        store = Store.open(folder)
+            ContinualStore(folder, base.name, base.fingerprint).write()
+        store = ContinualStore.open(folder)
         store.check_base(base)
         yield store
 
@@ -190,7 +191,7 @@ def file_name(task: str) -> str:
     return re.sub(r"[^\w.-]+", "-", task)
 
 
-def _parsed(path: Path, content: Any) -> Store:
+def _parsed(path: Path, content: Any) -> ContinualStore:
     if not isinstance(content, Mapping) or content["format"] != FORMAT:
         raise ValueError("its format is not skillgraft.store")
     if content["format_version"] != FORMAT_VERSION:
@@ -202,7 +203,7 @@ def _parsed(path: Path, content: Any) -> Store:
     base, fingerprint = content["base"], content["base_fingerprint"]
     if not isinstance(base, str) or not isinstance(fingerprint, str):
         raise ValueError("base and base_fingerprint must be texts")
-    return Store(path, base, fingerprint, kept)
+    return ContinualStore(path, base, fingerprint, kept)
 
 
 def _kept(content: Any) -> Kept:

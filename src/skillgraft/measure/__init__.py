@@ -4,27 +4,39 @@ from skillgraft.measure.bounds import Bound, generalization_bound, log_all_regio
 from skillgraft.measure.calibration import (
     Histogram,
     Reliability,
+    Shift,
+    at_shift,
     at_temperature,
     confidence_histogram,
+    fit_shift,
     fit_temperature,
     reliability,
+    shifted,
     temperature_scaled,
 )
 from skillgraft.measure.comparisons import (
+    Stability,
     agreement,
     disentanglement_error,
     function_localisation,
     normalised_accuracy,
     relative_gain,
     share_kept,
+    stability,
     train_test_gap,
 )
-from skillgraft.measure.intervals import Bootstrap, Estimate, interval, paired_difference, paired_ratio
+from skillgraft.measure.intervals import (
+    Bootstrap,
+    Estimate,
+    SeedMean,
+    interval,
+    over_seeds,
+    paired_difference,
+    paired_ratio,
+)
 from skillgraft.measure.metrics import METRICS, Metric, calibration_error
-from skillgraft.measure.predictions import Predictions
-from skillgraft.measure.shifting import Shift, at_shift, fit_shift, shifted
-from skillgraft.measure.stability import Stability, stability
 from skillgraft.measure.summary import summary
+from skillgraft.predictions.predictions import Predictions
 
 __all__ = [
     "METRICS",
@@ -35,6 +47,7 @@ __all__ = [
     "Metric",
     "Predictions",
     "Reliability",
+    "SeedMean",
     "Shift",
     "Stability",
     "agreement",
@@ -50,6 +63,7 @@ __all__ = [
     "interval",
     "log_all_regions",
     "normalised_accuracy",
+    "over_seeds",
     "paired_difference",
     "paired_ratio",
     "relative_gain",

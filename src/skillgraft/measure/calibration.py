@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from skillgraft.errors import InputError
 from skillgraft.measure.metrics import ECE_BINS, bin_edges, bin_of
-from skillgraft.measure.predictions import Predictions
+from skillgraft.predictions.predictions import Predictions
 
 # Where the search ends: rows that are all right ask for 0, rows worse than chance for infinity.
 TEMPERATURES = (0.01, 100.0)
@@ -103,3 +103,60 @@ def temperature_scaled(predictions: Predictions, validation: Predictions) -> Pre
         found = f"rows of {validation.task}; use at_temperature to carry one over"
         raise InputError(f"expected validation rows of {predictions.task} to fit a temperature for it, found {found}")
     return at_temperature(predictions, fit_temperature(validation))
+
+
+# Where the search ends: a class that no validation row has asks for minus infinity.
+LARGEST = 100.0
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Scores become scores / temperature + offsets; the first class has offset 0."""
+
+    temperature: float
+    offsets: tuple[float, ...]
+
+
+def fit_shift(validation: Predictions) -> Shift:
+    """The temperature and the offsets that minimise the NLL together: a convex problem in 1/T and the offsets."""
+    from scipy.optimize import minimize
+
+    missing = np.isneginf(validation.scores)
+    scores = np.where(missing, 0.0, validation.scores.astype(np.float64))
+    rows, labels = np.arange(len(validation)), validation.labels
+
+    def loss_and_slope(point: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[Any]]:
+        logits = point[0] * scores + np.concatenate([[0.0], point[1:]])
+        logits[missing] = -np.inf
+        logits -= logits.max(axis=1, keepdims=True)
+        weights = np.exp(logits)
+        sums = weights.sum(axis=1, keepdims=True)
+        loss = (np.log(sums[:, 0]) - logits[rows, labels]).mean()
+        excess = weights / sums
+        excess[rows, labels] -= 1.0
+        return float(loss), np.concatenate([[(excess * scores).sum(axis=1).mean()], excess.mean(axis=0)[1:]])
+
+    classes = scores.shape[1]
+    cold, hot = TEMPERATURES
+    bounds = [(1 / hot, 1 / cold), *[(-LARGEST, LARGEST)] * (classes - 1)]
+    start = np.concatenate([[1.0], np.zeros(classes - 1)])
+    found = minimize(loss_and_slope, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"gtol": 1e-8})
+    return Shift(1 / float(found.x[0]), (0.0, *(float(offset) for offset in found.x[1:])))
+
+
+def at_shift(predictions: Predictions, shift: Shift) -> Predictions:
+    """The predictions with scores / temperature + offsets."""
+    if len(shift.offsets) != predictions.scores.shape[1]:
+        found = f"{predictions.scores.shape[1]} classes of {predictions.task}"
+        raise InputError(f"expected as many classes as the {len(shift.offsets)} offsets of the shift, found {found}")
+    scores = predictions.scores / shift.temperature + np.array(shift.offsets)
+    offsets = " ".join(f"{offset:.6g}" for offset in shift.offsets)
+    made_by = {**predictions.made_by, "shift": f"/ {shift.temperature:.6g} + {offsets}"}
+    return replace(predictions, scores=scores.astype(np.float32), made_by=made_by)
+
+
+def shifted(predictions: Predictions, validation: Predictions) -> Predictions:
+    """The predictions at the shift that fits the validation rows of the same task best."""
+    if predictions.task != validation.task:
+        raise InputError(f"expected validation rows of {predictions.task} to fit a shift, found {validation.task}'s")
+    return at_shift(predictions, fit_shift(validation))

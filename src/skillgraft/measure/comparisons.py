@@ -11,12 +11,18 @@ Every function gives an `Estimate` (value, low, high) and None with a reason whe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
 
 from skillgraft.errors import InputError
 from skillgraft.measure.intervals import Bootstrap, Estimate, estimate, paired, paired_ratio, quotient
 from skillgraft.measure.metrics import METRICS, Tally, mean_tally
-from skillgraft.measure.predictions import Predictions, same_rows
+from skillgraft.predictions.predictions import Predictions, same_rows
+from skillgraft.values.region import Region
 
 # Below this gain of tuned over base there is no skill to localise: 3 points.
 LEAST_GAIN = 0.03
@@ -103,3 +109,88 @@ def _some(pairs: Sequence[Pair]) -> Sequence[Pair]:
     if not pairs:
         raise InputError("expected a pair of predictions for each task, found none")
     return pairs
+
+
+def same_scores(one: Predictions, other: Predictions) -> float:
+    """The share of rows whose scores are the same, bit for bit; 1 means that nothing was forgotten (P1 §5.2)."""
+    same_rows(one, other)
+    return float((one.scores.view(np.int32) == other.scores.view(np.int32)).all(axis=1).mean())
+
+
+Matrix = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Stability:
+    """Regions (and predictions) of several training samples, pair by pair; the matrices are symmetric with ones inside."""
+
+    jaccard: Matrix
+    common: int  # entries that all regions share
+    agreement: Matrix | None = None
+    all_agree: float | None = None  # the share of rows on which all predict the same class
+
+    @property
+    def mean_jaccard(self) -> float:
+        """Over all pairs."""
+        return _mean(self.jaccard)
+
+    @property
+    def mean_agreement(self) -> float | None:
+        """The share of rows on which two of them predict the same class, over all pairs."""
+        return None if self.agreement is None else _mean(self.agreement)
+
+
+def stability(regions: Sequence[Region], *, said: Sequence[Predictions] = ()) -> Stability:
+    """Compare the regions of several training samples of one task, and what the grafted models say on the same test rows.
+
+    P1's Θ_n, the number of regions that a task can give, is small where regions overlap much.
+    """
+    if len(regions) < 2:
+        raise InputError(f"stability compares at least two regions, found {len(regions)}")
+    if said and len(said) != len(regions):
+        raise InputError(f"expected one set of predictions for each of the {len(regions)} regions, found {len(said)}")
+    common = regions[0]
+    for region in regions[1:]:
+        common &= region
+    jaccard = _pairwise(len(regions), lambda a, b: regions[a].jaccard(regions[b]))
+    if not said:
+        return Stability(jaccard, len(common))
+    same_rows(*said)
+    classes = np.stack([one.predicted for one in said])
+    agreement = _pairwise(len(said), lambda a, b: float((classes[a] == classes[b]).mean()))
+    return Stability(jaccard, len(common), agreement, float((classes == classes[0]).all(axis=0).mean()))
+
+
+def _pairwise(count: int, compare: Callable[[int, int], float]) -> Matrix:
+    """A symmetric comparison of all with all."""
+    found = np.eye(count)
+    for a, b in combinations(range(count), 2):
+        found[a, b] = found[b, a] = compare(a, b)
+    found.flags.writeable = False
+    return found
+
+
+def _mean(matrix: Matrix) -> float:
+    """Over the pairs, each once."""
+    return float(matrix[np.triu_indices(len(matrix), k=1)].mean())
+
+
+def distance_from_linear(
+    own: Predictions, linear: Predictions, *, base: Predictions, bootstrap: Bootstrap = Bootstrap()
+) -> Estimate:
+    """‖f − f_lin‖ / ‖f − f_0‖ over all rows' scores: own scores, those of the linearised model, and base's.
+
+    0 where the model is linear along its delta; around 1 linearisation explains nothing of what the delta does. Absent
+    choices do not count.
+    """
+    same_rows(own, linear, base)
+    undefined = "the delta changes no score"
+    group = [_squares(own, linear), _squares(own, base)]
+    return estimate(lambda n: np.sqrt(quotient(n[0], n[1])), group, bootstrap=bootstrap, undefined=undefined)
+
+
+def _squares(a: Predictions, b: Predictions) -> Tally:
+    """The squared distance of two models' scores, row by row."""
+    there = np.isfinite(a.scores) & np.isfinite(b.scores)
+    apart = np.subtract(a.scores, b.scores, dtype=np.float64, where=there, out=np.zeros(a.scores.shape))
+    return mean_tally(np.square(apart).sum(axis=1))

@@ -1,117 +1,180 @@
-"""Base, tuned models and grafts on tasks' test rows: one loaded base, everything else put on it live.
+"""Base, tuned models and grafts on tasks' rows: every model is asked the same rows through the base's own readouts.
 
-A tuned folder (or LoRA adapter) is evaluated as the graft of all that it changes, so a folder of another architecture or
-base is refused with the reason, and the exact old numbers are back after each model. A base that is no folder of
-safetensors (a hub name, a GGUF file) cannot be compared entry by entry; its tuned folders are loaded beside it. So are
-folders with bottleneck adapters, which add parameters instead of changing the base's.
+    found = evaluate("MiniLM", ["sst2"], tuned={"tuned": "TUNED"}, grafts={"graft": graft}, data=Data(test_rows=1000))
+    found["sst2"]["graft"].predicted
+
+Grafts, and LoRA adapters, are put on the loaded base. A tuned folder is compared with the base by its headers and then loaded
+by itself, once the base is let go: one model is in memory at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from torch import nn
+from skillgraft.errors import InputError, WrongBase, listed
+from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.extract import check_pair, extract, is_adapter
+from skillgraft.folders.weight_files import ADAPTER, has_adapters
+from skillgraft.live.bottleneck import stated_base
+from skillgraft.measure.summary import summary
+from skillgraft.opening.runtime import Runtime
+from skillgraft.predictions.predictions import Predictions
+from skillgraft.task_model import TaskModel, TaskRows
+from skillgraft.tasks.data import Data, TaskLike
+from skillgraft.values.graft import Graft, GraftLike, graft_of
+from skillgraft.values.printing import score_table
 
-from skillgraft.bottleneck import stated_base
-from skillgraft.checkpoint import Checkpoint
-from skillgraft.errors import InputError, WrongBase
-from skillgraft.extraction import extract
-from skillgraft.graft import Graft
-from skillgraft.live import grafted
-from skillgraft.measure.predict import predict
-from skillgraft.measure.predictions import Predictions
-from skillgraft.readouts.loading import Opened, open_readouts
-from skillgraft.tasks import Task, load_task, measured_split
-from skillgraft.weight_files import ADAPTER, has_adapters
-
+T = TypeVar("T")
 BASE = "base"
-OnModel = Callable[[str, str, int, int], None]
+Models = Mapping[str, Predictions]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What every model said about every task: `said[task][model]`, and the readout that was used."""
+    """What every model answered about every task: `found[task][model]`, and the readout that was used.
+
+    `tuned` names the models that shares and gains are relative to: the first one counts.
+    """
 
     readout: str
-    said: Mapping[str, Mapping[str, Predictions]]
+    predictions: Mapping[str, Models]
+    tuned: tuple[str, ...] = ()
+
+    def __getitem__(self, task: str) -> Models:
+        return self.predictions[task]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.predictions)
+
+    def summaries(self) -> dict[str, dict[str, Any]]:
+        """Task → model → its `summary`: metrics with intervals, compared with base and with the first tuned model."""
+        return {task: self._summaries(models) for task, models in self.predictions.items()}
+
+    def _summaries(self, models: Models) -> dict[str, Any]:
+        base, tuned = models.get(BASE), models[self.tuned[0]] if self.tuned else None
+        return {
+            name: summary(each, base=None if each is base else base, tuned=None if each is tuned else tuned)
+            for name, each in models.items()
+        }
+
+    def table(self) -> str:
+        """Every task's models as aligned lines: score, calibration, agreement with tuned, what is kept of it."""
+        return "\n\n".join("\n".join(score_table(task, models)) for task, models in self.summaries().items())
+
+    def save(self, folder: str | Path) -> None:
+        """Write all predictions, one file for each task and model; `skillgraft report` shows them."""
+        for task, models in self.predictions.items():
+            for name, each in models.items():
+                each.save(Path(folder) / f"{task}--{name}.npz")
+
+    def to_frame(self) -> Any:
+        """The summaries as a pandas DataFrame: one row for each task and model, one column for each metric."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("a DataFrame needs pandas, which is not installed: pip install pandas") from None
+        rows = [
+            {"task": task, "model": model, **{key: _value(found) for key, found in facts.items() if key != "task"}}
+            for task, models in self.summaries().items()
+            for model, facts in models.items()
+        ]
+        return pandas.DataFrame(rows).drop(columns="intervals").set_index(["task", "model"])
+
+
+def _value(found: Any) -> Any:
+    """An estimate's own number; what is no estimate, as it is."""
+    return found["value"] if isinstance(found, Mapping) and "value" in found else found
 
 
 def evaluate(
     base: str | Path,
-    tasks: Sequence[str | Path | Task],
+    tasks: Sequence[TaskLike],
     *,
-    tuned: Mapping[str, str | Path] | None = None,
-    grafts: Mapping[str, Graft] | None = None,
-    readout: str = "auto",
+    tuned: Mapping[str, str | Path] | Sequence[str | Path] = (),
+    grafts: Mapping[str, GraftLike] | Sequence[GraftLike] = (),
     split: str = "test",
-    rows: int | None = None,
-    shots: int | None = None,
-    seed: int = 0,
-    max_length: int | None = None,
+    data: Data = Data(),
+    convert: bool = False,
     batch_size: int = 64,
     with_base: bool = True,
-    on_model: OnModel | None = None,
+    runtime: Runtime = Runtime(),
 ) -> Evaluation:
-    """Run base, tuned models and grafts over the tasks' rows. Everything about the data is checked before the model loads.
+    """Run base, tuned models and grafts over the tasks' rows. Everything about data and folders is checked before that.
 
-    `split` is test, or train or validation of the same `shots` and `seed` that a run was trained with.
+    Models are given by name; in a list a path is called by its last part, a graft that is a value after its task.
+    `split` is test, or train or validation of the same shots and seed that a run was trained with. `convert` takes tuned
+    folders of another number format than the base's, rounded to it.
     """
-    loaded = [task if isinstance(task, Task) else load_task(task) for task in tasks]
-    examples = [measured_split(task, split, rows=rows, shots=shots, seed=seed) for task in loaded]
-    changes = _changes(base, tuned or {}, grafts or {})
-    if not with_base:
-        del changes[BASE]
-    opened = open_readouts(base, loaded, readout=readout, max_length=max_length)
-    encoded = [one.encode(split_rows) for one, split_rows in zip(opened.readouts, examples, strict=True)]
-    said: dict[str, dict[str, Predictions]] = {task.name: {} for task in loaded}
-    for name, change in changes.items():
-        with _changed(opened, change) as model:
-            for one, rows_of_task in zip(opened.readouts, encoded, strict=True):
-                said[one.task.name][name] = predict(
-                    model,
-                    one,
-                    rows_of_task,
-                    batch_size=batch_size,
-                    progress=_reporter(on_model, name, one.task.name),
-                    made_by={"model": name, "split": split, "readout": opened.name},
-                )
-    return Evaluation(opened.name, said)
+    tuned = _by_name(tuned)
+    skills = {name: graft_of(graft) for name, graft in _by_name(grafts).items()}
+    changes, folders = _sorted_out(Path(base), tuned, skills, convert=convert)
+    opened = TaskModel.open(base, tasks, data=data, dtype=runtime.dtype, device=runtime.device, splits=(split,))
+    models = [*([BASE] if with_base else []), *changes, *folders]
+    total, rows = len(models) * sum(len(opened.rows.examples(task, split)) for task in opened.tasks), opened.rows
+
+    def ask(model: TaskModel, name: str, graft: Graft | None = None) -> dict[str, Predictions]:
+        asked: dict[str, Any] = {"split": split, "batch_size": batch_size, "made_by": {"model": name}}
+        return model.predict(graft, progress=_reporter(runtime, rows, split, models.index(name), total), **asked)
+
+    found = {BASE: ask(opened, BASE)} if with_base else {}
+    found |= {name: ask(opened, name, change) for name, change in changes.items()}
+    own = opened.source.format if convert else None
+    del opened  # a tuned folder is as large as the base
+    found |= {name: ask(rows.over(folder, rounded_to=own), name) for name, folder in folders.items()}
+    ordered = [name for name in (BASE, *tuned, *skills) if name in found]
+    answers = {task: {name: found[name][task] for name in ordered} for task in rows.readouts}
+    return Evaluation(rows.name, answers, tuple(tuned))
 
 
-def _changes(
-    base: str | Path, tuned: Mapping[str, str | Path], grafts: Mapping[str, Graft]
-) -> dict[str, Graft | Path | None]:
-    """Every model by name: None is the base itself, a graft goes on it, a folder is loaded beside it."""
+def _by_name(models: Mapping[str, T] | Sequence[T]) -> Mapping[str, T]:
+    """What to call each model in the results; two of one name are refused."""
+    if isinstance(models, Mapping):
+        return models
+    names = [
+        (each.info.text("task") or "graft") if isinstance(each, Graft) else Path(str(each)).name for each in models
+    ]
+    named = dict(zip(names, models, strict=True))
+    if len(named) < len(names):
+        raise InputError(f"two of {listed(names)} have one name, and results are shown by name: give {{name: model}}")
+    return named
+
+
+def _sorted_out(
+    base: Path, tuned: Mapping[str, str | Path], grafts: Mapping[str, Graft], *, convert: bool
+) -> tuple[dict[str, Graft], dict[str, Path]]:
+    """What goes on the loaded base, and which folders are loaded by themselves; a folder that does not fit is refused."""
     twice = ({BASE} & (tuned.keys() | grafts.keys())) | (tuned.keys() & grafts.keys())
     if twice:
         raise InputError(f"two models are called {sorted(twice)[0]!r}; call the folder or graft something else")
-    comparable = Path(base).is_dir() and any(Path(base).glob("*.safetensors"))
-    folders = {name: _change(Path(base), Path(folder), comparable=comparable) for name, folder in tuned.items()}
-    return {BASE: None, **folders, **grafts}
+    is_folder = base.is_dir() and any(base.glob("*.safetensors"))  # a hub name or GGUF file cannot be compared
+    adapters = {name: Path(path) for name, path in tuned.items() if is_folder and is_adapter(Path(path))}
+    folders = {name: Path(path) for name, path in tuned.items() if name not in adapters}
+    for folder in folders.values() if is_folder else ():
+        _check_folder(base, folder, convert=convert)
+    return {**{name: extract(base, path) for name, path in adapters.items()}, **grafts}, folders
 
 
-def _change(base: Path, folder: Path, *, comparable: bool) -> Graft | Path:
-    if not comparable:
-        return folder
+def _check_folder(base: Path, folder: Path, *, convert: bool) -> None:
     if not has_adapters(folder):
-        return extract(base, folder)
+        check_pair(base, folder, convert=convert)
+        return
     wanted, found = stated_base(folder / ADAPTER), Checkpoint.open(base).fingerprint
     if wanted and wanted != found:
         raise WrongBase(
             f"the adapters in {folder} were trained on a base of fingerprint {wanted[:12]}…, {base} has {found[:12]}…: "
             "evaluate them beside the base that skillgraft.json there names"
         )
-    return folder
 
 
-def _changed(opened: Opened, change: Graft | Path | None) -> AbstractContextManager[nn.Module]:
-    if isinstance(change, Graft):
-        return grafted(opened.model, change)
-    return nullcontext(opened.model if change is None else opened.load(change))
+def _reporter(runtime: Runtime, rows: TaskRows, split: str, index: int, total: int) -> Callable[[str, int, int], None]:
+    """Progress over the rows of all tasks and models."""
+    sizes = {task: len(rows.examples(task, split)) for task in rows.readouts}
+    before = {task: sum(list(sizes.values())[:place]) for place, task in enumerate(sizes)}
 
+    def report(task: str, done: int, _of: int) -> None:
+        runtime.progress(index * sum(sizes.values()) + before[task] + done, total, {"task": task})
 
-def _reporter(on_model: OnModel | None, model: str, task: str) -> Callable[[int, int], None] | None:
-    return (lambda done, total: on_model(model, task, done, total)) if on_model else None
+    return report

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from skillgraft.errors import InputError
 from skillgraft.measure.metrics import Metric, Tally, metric_named
-from skillgraft.measure.predictions import FloatArray, Predictions, same_rows
+from skillgraft.predictions.predictions import FloatArray, Predictions, same_rows
 
 # Numbers along axis 0 (one for each tally) → one number; NaN where it is undefined.
 Formula = Callable[[FloatArray], FloatArray]
@@ -30,12 +31,16 @@ _CHUNK_ENTRIES = 1 << 18
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval. What is undefined is None, and `reason` says why."""
+    """A number with its interval. What is undefined is None, and `reason` says why.
+
+    `draws` are its values on resampled rows, from which means over seeds are made; they are not saved, nor compared.
+    """
 
     value: float | None
     low: float | None = None
     high: float | None = None
     reason: str = ""
+    draws: FloatArray | None = field(default=None, repr=False, compare=False)
 
     def as_json(self) -> dict[str, float | str | None]:
         """`{"value", "low", "high"}`, and `"reason"` where something is undefined."""
@@ -74,6 +79,10 @@ class Bootstrap:
             drawn = generator.integers(rows, size=(size, rows)) + rows * np.arange(size)[:, None]
             yield np.bincount(drawn.ravel(), minlength=size * rows).reshape(size, rows).astype(np.float64)
 
+    def seed_draws(self, seeds: int) -> npt.NDArray[np.int64]:
+        """Which seeds each resample draws with replacement, (seeds, resamples); apart from how it draws rows."""
+        return np.random.default_rng([self.seed, 0, 1]).integers(seeds, size=(seeds, self.resamples))
+
     def ends(self, draws: FloatArray) -> tuple[float, float]:
         """The interval's ends. Undefined draws (NaN) count against both, so too many of them make an end infinite."""
         tail = (1 - self.level) / 2
@@ -95,8 +104,8 @@ def estimate(formula: Formula, *groups: Sequence[Tally], bootstrap: Bootstrap, u
     low, high = bootstrap.ends(draws)
     if math.isinf(low) or math.isinf(high):
         share = f"{int(np.isnan(draws).sum())} of {bootstrap.resamples} resamples"
-        return Estimate(value, reason=f"no interval: {undefined} in {share}")
-    return Estimate(value, low, high)
+        return Estimate(value, reason=f"no interval: {undefined} in {share}", draws=draws)
+    return Estimate(value, low, high, draws=draws)
 
 
 def quotient(top: FloatArray, bottom: FloatArray) -> FloatArray:
@@ -137,3 +146,107 @@ def paired(metric: str | Metric, *said: Predictions) -> list[Tally]:
     """One tally for each predictions, after checking that they are about the same rows: a group for `estimate`."""
     same_rows(*said)
     return [metric_named(metric).tally(each) for each in said]
+
+
+ENOUGH_SEEDS = 5
+
+
+@dataclass(frozen=True)
+class SeedMean:
+    """The mean over seeds with its interval; `seeds` has each seed's own number.
+
+    `interval_over` says what is resampled: rows, seeds, or both ("seeds and rows"); "" where there is no interval.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    seeds: tuple[float, ...]
+    interval_over: str = ""
+
+    @property
+    def std(self) -> float | None:
+        """The standard deviation over seeds; None for a single one."""
+        return seed_std(self.seeds)
+
+
+def seed_std(numbers: Sequence[float]) -> float | None:
+    """The standard deviation that so many numbers estimate (n − 1); None below two."""
+    return float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
+
+
+def over_seeds(
+    found: Sequence[Estimate],
+    seeds: Sequence[int] = (),
+    *,
+    enough: int = ENOUGH_SEEDS,
+    bootstrap: Bootstrap = Bootstrap(),
+) -> SeedMean:
+    """The mean of estimates; `seeds` says which seed each belongs to (by default one of its own).
+
+    A seed with several estimates (one for each task of an average) is resampled as a whole. An estimate that comes from a record
+    has no draws: below `enough` seeds the ends of such intervals are averaged, from then on only seeds are resampled.
+
+    Two or three seeds tell little about other seeds. Below `enough` the interval is therefore over rows alone, and the seeds' own
+    numbers belong beside it. From then on it is a hierarchical bootstrap: every resample draws seeds, and rows within them. All
+    seeds answer the same test rows, so the seeds of one resample share the rows that it draws, and noise that all of them have in
+    common is not averaged away.
+
+    >>> from skillgraft.measure import Predictions, interval
+    >>> scores = [[0, 1], [0, 1], [1, 0], [1, 0]], [[0, 1], [1, 0], [1, 0], [1, 0]]
+    >>> found = over_seeds([interval(Predictions(each, [1, 0, 0, 0], task="sst2")) for each in scores])
+    >>> found.value, found.seeds, found.interval_over
+    (0.875, (0.75, 1.0), 'rows')
+    """
+    values = _values(found)
+    groups = _groups(seeds or range(len(found)), len(found))
+    mean, own = float(values.mean()), tuple(float(values[group].mean()) for group in groups)
+    drawn = [each.draws for each in found if each.draws is not None]
+    if len(groups) >= enough:
+        draws = _resampled(_draws(found, bootstrap), groups, bootstrap)
+        return _with_ends(mean, own, *bootstrap.ends(draws), over="seeds and rows" if drawn else "seeds")
+    if len(drawn) == len(found):
+        return _with_ends(mean, own, *bootstrap.ends(_draws(found, bootstrap).mean(axis=0)), over="rows")
+    lows, highs = ([getattr(each, end) for each in found] for end in ("low", "high"))
+    if None in lows or None in highs:
+        return SeedMean(mean, None, None, own)
+    return _with_ends(mean, own, float(np.mean(lows)), float(np.mean(highs)), over="rows")
+
+
+def _values(found: Sequence[Estimate]) -> FloatArray:
+    values = [each.value for each in found if each.value is not None]
+    if not found or len(values) < len(found):
+        raise InputError(f"a mean over seeds needs a number of each, found {len(values)} of {len(found)}")
+    return np.array(values)
+
+
+def _groups(seeds: Sequence[int], count: int) -> list[list[int]]:
+    """The estimates of each seed."""
+    if len(seeds) != count:
+        raise InputError(f"{count} estimates need as many seeds, found {len(seeds)}")
+    return [[at for at, seed in enumerate(seeds) if seed == one] for one in dict.fromkeys(seeds)]
+
+
+def _draws(found: Sequence[Estimate], bootstrap: Bootstrap) -> FloatArray:
+    """(estimates, resamples). What depends on no rows is the same in every resample."""
+    rows = [np.full(bootstrap.resamples, each.value) if each.draws is None else each.draws for each in found]
+    odd = [len(row) for row in rows if len(row) != bootstrap.resamples]
+    if odd:
+        raise InputError(f"expected estimates of {bootstrap.resamples} resamples, found one of {odd[0]}")
+    return np.stack(rows)
+
+
+def _resampled(draws: FloatArray, groups: Sequence[Sequence[int]], bootstrap: Bootstrap) -> FloatArray:
+    """The mean over the estimates of as many seeds as there are, drawn with replacement for every resample."""
+    chosen = bootstrap.seed_draws(len(groups))
+    sums = np.stack([draws[group].sum(axis=0) for group in groups])
+    sizes = np.array([len(group) for group in groups])
+    mean: FloatArray = np.take_along_axis(sums, chosen, axis=0).sum(axis=0) / sizes[chosen].sum(axis=0)
+    return mean
+
+
+def _with_ends(mean: float, own: tuple[float, ...], low: float, high: float, *, over: str) -> SeedMean:
+    """No interval where too many resamples are undefined, as in a single estimate."""
+    if math.isinf(low) or math.isinf(high):
+        return SeedMean(mean, None, None, own)
+    return SeedMean(mean, low, high, own, over)

@@ -2,7 +2,7 @@
 
 A cell is an `Estimate`: what has no answer is None and carries its reason.
 
-    >>> from skillgraft.region import Scope
+    >>> from skillgraft.values.region import Scope
     >>> scope = Scope.of("all", {"w": (8,)})
     >>> both = {"sst2": Region(scope, {"w": [0, 1]}), "cr": Region(scope, {"w": [1, 2, 3, 4]})}
     >>> coverage_matrix(both).values()
@@ -11,18 +11,23 @@ A cell is an `Estimate`: what has no answer is None and carries its reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from skillgraft.errors import InputError, did_you_mean
-from skillgraft.measure.comparisons import LEAST_GAIN, relative_gain
+from skillgraft.measure.comparisons import LEAST_GAIN, relative_gain, stability
 from skillgraft.measure.intervals import Bootstrap, Estimate, interval
 from skillgraft.measure.metrics import METRICS
-from skillgraft.measure.predictions import Predictions
-from skillgraft.region import Region
+from skillgraft.predictions.predictions import Predictions
+from skillgraft.values.kinds import parts_of
+from skillgraft.values.names import natural_key
+from skillgraft.values.region import Region
 
 # said[task][model], as `evaluate` gives it.
 Said = Mapping[str, Mapping[str, Predictions]]
@@ -150,3 +155,120 @@ def _natural_groups(heights: np.ndarray[tuple[int], np.dtype[np.float64]]) -> in
     if not len(jumps) or jumps.max() <= 0:
         return 1
     return len(heights) - int(jumps.argmax())
+
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MatrixShape:
+    """One matrix of the scope, or one part of a fused matrix: how many of its rows and columns no selected entry is in.
+
+    A step of training leaves those alone: hardware can leave them out. Rows go by the first axis, columns by the last.
+    """
+
+    name: str
+    kind: str
+    selected: int
+    rows: int
+    columns: int
+    empty_rows: int
+    empty_columns: int
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """A region by layer (rows) and kind (columns): how many entries it selects, of how many; and matrix by matrix."""
+
+    layers: tuple[str, ...]
+    kinds: tuple[str, ...]
+    counts: Counts
+    sizes: Counts
+    matrices: tuple[MatrixShape, ...]
+
+    @property
+    def shares(self) -> npt.NDArray[np.float64]:
+        """The share of each layer's entries of each kind that is selected; NaN where the scope has none."""
+        shares = np.full(self.counts.shape, np.nan)
+        np.divide(self.counts, self.sizes, out=shares, where=self.sizes > 0)
+        return shares
+
+    @property
+    def shares_by_kind(self) -> dict[str, float]:
+        """The share of each kind's entries that is selected, over all layers."""
+        totals = self.counts.sum(axis=0) / self.sizes.sum(axis=0)
+        return dict(zip(self.kinds, totals.tolist(), strict=True))
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain lists and numbers; a share that does not exist is None."""
+        shares = [[None if math.isnan(share) else share for share in row] for row in self.shares.tolist()]
+        return {
+            "layers": list(self.layers),
+            "kinds": list(self.kinds),
+            "counts": self.counts.tolist(),
+            "sizes": self.sizes.tolist(),
+            "shares": shares,
+            "matrices": [vars(matrix) for matrix in self.matrices],
+        }
+
+
+def structure(region: Region) -> Structure:
+    """The region counted by layer and kind, and the empty rows and columns of each matrix (P2's mask pictures)."""
+    layers, kinds = tuple(region.by_layer()), tuple(region.by_kind())
+    cells = [(layer, kind) for layer in layers for kind in kinds]
+    taken, room = region.by_layer_and_kind(), region.scope.by_layer_and_kind()
+    counts, sizes = (
+        np.array([found.get(cell, 0) for cell in cells], np.int64).reshape(len(layers), len(kinds))
+        for found in (taken, room)
+    )
+    return Structure(layers, kinds, counts, sizes, tuple(_matrices(region)))
+
+
+def _matrices(region: Region) -> Iterator[MatrixShape]:
+    shapes = region.scope.shapes
+    for name in sorted(shapes, key=natural_key):
+        if len(shapes[name]) > 1:
+            mask = region.mask(name)
+            for part in parts_of(name, shapes):
+                yield _shape(name, part.kind, mask[part.within])
+
+
+def _shape(name: str, kind: str, mask: npt.NDArray[np.bool_]) -> MatrixShape:
+    empty_rows = int((~mask.any(axis=tuple(range(1, mask.ndim)))).sum())
+    empty_columns = int((~mask.any(axis=tuple(range(mask.ndim - 1)))).sum())
+    return MatrixShape(name, kind, int(mask.sum()), mask.shape[0], mask.shape[-1], empty_rows, empty_columns)
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """How much regions of several tasks agree: pair by pair, on average, and in what all of them share.
+
+    `chance` is the mean jaccard that random regions of these sizes would have.
+    """
+
+    jaccard: Matrix
+    coverage: Matrix
+    mean_jaccard: float
+    chance: float
+    common: int
+
+
+def consistency(regions: Mapping[str, Region]) -> Consistency:
+    """Whether low-sensitivity regions found on different tasks are one and the same (P2's first finding, figure 1)."""
+    if len(regions) < 2:
+        raise InputError(f"at least two regions can agree or not, found {len(regions)}")
+    names = list(regions)
+    found = stability(list(regions.values()))
+    pairs = tuple(tuple(map(Estimate, row)) for row in found.jaccard.tolist())
+    jaccard = Matrix(tuple(names), tuple(names), pairs)
+    by_chance = [_chance(regions[a], regions[b]) for a, b in combinations(names, 2)]
+    chance = sum(by_chance) / len(by_chance)
+    return Consistency(jaccard, coverage_matrix(regions), found.mean_jaccard, chance, found.common)
+
+
+def _chance(a: Region, b: Region) -> float:
+    """Jaccard of two random regions of these sizes: expected intersection over expected union."""
+    if not len(a) + len(b):
+        return 1.0
+    both = len(a) * len(b) / a.scope.join(b.scope).size
+    return both / (len(a) + len(b) - both)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skillgraft.errors import InputError, did_you_mean
-from skillgraft.measure.predictions import FloatArray, Predictions
+from skillgraft.predictions.predictions import FloatArray, Predictions
 
 ECE_BINS = 15
 

@@ -10,7 +10,7 @@ from typing import Any
 from skillgraft.measure.comparisons import agreement, relative_gain, share_kept
 from skillgraft.measure.intervals import Bootstrap, Estimate, interval, paired_difference
 from skillgraft.measure.metrics import ECE_BINS, METRICS, Metric, calibration_error
-from skillgraft.measure.predictions import Predictions
+from skillgraft.predictions.predictions import Predictions
 
 
 def summary(

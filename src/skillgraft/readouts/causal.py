@@ -13,13 +13,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from skillgraft.errors import InputError
-from skillgraft.readouts.plan import Options, Plan
-from skillgraft.readouts.positions import logits_at
-from skillgraft.readouts.prompting import ending, prompt_of, without_eos, words_by_label
-from skillgraft.readouts.readout import Batch, Encoded
-from skillgraft.readouts.source import Source
-from skillgraft.readouts.text_rows import TextRows, choice_mask, labels_of, model_inputs, padded
-from skillgraft.readouts.words import causal_ids
+from skillgraft.opening.source import Source
+from skillgraft.readouts.readout import Batch, Encoded, Options, Plan
+from skillgraft.readouts.rows import TextRows, choice_mask, labels_of, model_inputs, padded
+from skillgraft.readouts.words import causal_ids, ending, logits_at, prompt_of, without_eos, words_by_label
 from skillgraft.tasks import Examples, Prompt, Task
 from skillgraft.tasks.prompt import CHOICES
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from skillgraft.errors import InputError
-from skillgraft.readouts.positions import pretrained
+from skillgraft.opening.source import Source
 from skillgraft.readouts.readout import Batch
-from skillgraft.readouts.source import Source
-from skillgraft.readouts.text_rows import model_inputs
+from skillgraft.readouts.rows import model_inputs
+from skillgraft.readouts.words import pretrained
 
 Embed = Callable[[nn.Module, Batch], Tensor]
 _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
@@ -43,7 +43,7 @@ _POOLING_KEYS = {
 
 def sentences(model: nn.Module, batch: Batch, *, pooling: str) -> Tensor:
     """The pooled last hidden state of an encoder."""
-    states = model(**model_inputs(batch)).last_hidden_state
+    states = wide(model(**model_inputs(batch)).last_hidden_state)
     return nn.functional.normalize(POOLING[pooling](states, batch["attention_mask"]), dim=-1)
 
 
@@ -63,7 +63,7 @@ def first_token(model: nn.Module, batch: Batch) -> Tensor:
     if states.ndim != 3:
         shape = list(states.shape)
         raise InputError(f"expected a vision transformer's states (images, tokens, width), found {shape}; use linear")
-    return nn.functional.normalize(states[:, 0], dim=-1)
+    return nn.functional.normalize(wide(states[:, 0]), dim=-1)
 
 
 def clip_scale(model: nn.Module) -> float:
@@ -74,7 +74,12 @@ def clip_scale(model: nn.Module) -> float:
 def _projected(output: Any) -> Tensor:
     # Some versions of transformers give the tensor itself, others an output that holds it.
     features: Tensor = getattr(output, "pooler_output", output)
-    return nn.functional.normalize(features, dim=-1)
+    return nn.functional.normalize(wide(features), dim=-1)
+
+
+def wide(states: Tensor) -> Tensor:
+    """In float32 at least: a cosine in bfloat16 has eight bits, too few to tell classes apart."""
+    return states.to(torch.promote_types(states.dtype, torch.float32))
 
 
 def pooling_of(source: Source) -> str:

@@ -1,7 +1,8 @@
 """Linear head: a fresh classifier on the first token or the pooled state, as transformers builds it (P1 fig. 3).
 
 Several tasks share one classifier, whose labels are the tasks' labels one after the other; each readout reads its own
-slice. A classifier that the folder already has is kept if it has as many classes under the same names.
+slice, or that of the task whose question it is. A classifier that the folder already has is kept if it has as many classes
+under the same names.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from skillgraft.errors import InputError, listed
-from skillgraft.readouts.image_rows import ImageRows
-from skillgraft.readouts.plan import Options, Plan
-from skillgraft.readouts.readout import Batch, Encoded, Inputs
-from skillgraft.readouts.source import Source
-from skillgraft.readouts.text_rows import TextRows, encoded, model_inputs, pad_id
+from skillgraft.opening.source import Source
+from skillgraft.readouts.readout import Batch, Encoded, Inputs, Options, Plan
+from skillgraft.readouts.rows import ImageRows, TextRows, encoded, model_inputs, pad_id
 from skillgraft.tasks import Examples, Task
+
+_READ_THE_LAST = ("xlnet",)  # decoders look for the last token that is not padding, XLNet does not
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class FieldTexts:
 
     task: Task
     text: TextRows
+    reads_last: bool = False  # the classifier reads the last position, padding or not: padding goes to the left
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -63,7 +65,7 @@ class FieldTexts:
         return encoded(found, examples)
 
     def batch(self, rows: Sequence[Encoded]) -> Batch:
-        return self.text.batch(rows)
+        return self.text.batch(rows, left=self.reads_last)
 
     def _joined(self, examples: Examples) -> list[str]:
         template = self.task.describe.input if self.task.describe else None
@@ -82,12 +84,11 @@ def plan_linear(source: Source, tasks: Sequence[Task], options: Options) -> Plan
         )
     if len(kinds) > 1:
         raise InputError(f"one model reads texts or images, not both: {listed(f'{t.name} ({t.kind})' for t in tasks)}")
-    firsts = list(accumulate((len(task.labels) for task in tasks), initial=0))[:-1]
-    names = _class_names(tasks)
+    questions = {task.question: task.labels for task in tasks}
+    firsts = dict(zip(questions, accumulate(map(len, questions.values()), initial=0), strict=False))
+    names = _class_names(questions)
     _check_own_labels(source, names)
-    readouts = tuple(
-        Linear(task, _inputs(source, task, options), first) for task, first in zip(tasks, firsts, strict=True)
-    )
+    readouts = tuple(Linear(task, _inputs(source, task, options), firsts[task.question]) for task in tasks)
     is_image = kinds == {"image"}
     loader = "AutoModelForImageClassification" if is_image else "AutoModelForSequenceClassification"
     # A decoder's classifier reads the last token that is not padding, so it must know which token that is.
@@ -98,13 +99,14 @@ def plan_linear(source: Source, tasks: Sequence[Task], options: Options) -> Plan
 def _inputs(source: Source, task: Task, options: Options) -> Inputs:
     if task.kind == "image":
         return ImageRows.of(source, task)
-    return FieldTexts(task, TextRows.of(source, options, max_length=task.max_length))
+    text = TextRows.of(source, options, max_length=task.max_length)
+    return FieldTexts(task, text, reads_last=source.config.model_type in _READ_THE_LAST)
 
 
-def _class_names(tasks: Sequence[Task]) -> list[str]:
-    if len(tasks) == 1:
-        return list(tasks[0].labels)
-    return [f"{task.name}: {label}" for task in tasks for label in task.labels]
+def _class_names(questions: Mapping[str, Sequence[str]]) -> list[str]:
+    if len(questions) == 1:
+        return list(*questions.values())
+    return [f"{question}: {label}" for question, labels in questions.items() for label in labels]
 
 
 def _labels(names: Sequence[str]) -> dict[str, Any]:

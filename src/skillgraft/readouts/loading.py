@@ -1,15 +1,12 @@
-"""One model and a readout per task over it.
+"""Which readout each task gets, and how the model that they read is loaded.
 
-    opened = open_readouts("roberta-base", [load_task("sst2")])
-    scores = opened.readouts[0].scores(opened.model, batch)
-
-Everything about tasks, prompts, words and files is checked before the weights are loaded.
+Everything about tasks, prompts, words and files is checked before the weights are loaded. `TaskModel.open` is the only caller.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,23 +14,79 @@ from typing import Any
 import torch
 from torch import nn
 
-from skillgraft.bottleneck import Adapters
 from skillgraft.errors import InputError, did_you_mean, listed
-from skillgraft.names import is_head, natural_key
-from skillgraft.readouts.auto import choose_readout
+from skillgraft.opening.source import Source
 from skillgraft.readouts.causal import plan_causal
 from skillgraft.readouts.choice import plan_choice
 from skillgraft.readouts.linear import plan_linear
 from skillgraft.readouts.masked import plan_masked
-from skillgraft.readouts.plan import Options, Plan
 from skillgraft.readouts.prototypes import plan_prototypes
-from skillgraft.readouts.readout import Readout
-from skillgraft.readouts.source import Source
+from skillgraft.readouts.readout import Options, Plan, Readout
 from skillgraft.readouts.text_head import plan_text_head
 from skillgraft.tasks import Task
-from skillgraft.weight_files import ADAPTER, has_adapters, refuse_adapters
+from skillgraft.values.names import is_head, natural_key
 
-READOUTS: Mapping[str, Callable[[Source, Sequence[Task], Options], Plan]] = {
+_SENTENCE_FILES = ("modules.json", "sentence_bert_config.json")
+_MASKED = ("ForMaskedLM", "BertForPreTraining")  # ElectraForPreTraining has no masked-LM head
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+
+
+def choose_readout(base: Source | str | Path, task: Task) -> tuple[str, str]:
+    """The readout's name, and why, in words for a log line."""
+    source = base if isinstance(base, Source) else Source.of(base)
+    for name, reason in _fitting(source, task):
+        return name, reason
+    raise InputError(
+        f"no readout fits {source.name} ({_architecture(source) or 'unknown architecture'}) and the multiple-choice task "
+        f"{task.name!r}: a language model needs a [prompt] table in its file, an encoder a [describe] table"
+    )
+
+
+def _fitting(source: Source, task: Task) -> Iterator[tuple[str, str]]:
+    """Every readout that fits, the best first."""
+    kind = "a GGUF file" if source.gguf else _architecture(source)
+    if task.kind == "image" or kind.endswith("Classification"):
+        yield from _by_label(source, task, kind)
+        return
+    if any(source.file(name) for name in _SENTENCE_FILES) and task.describe:
+        yield "text-head", f"a sentence encoder, and {task.name} has descriptions"
+    if kind.endswith(_MASKED) and "masked" in task.prompts:
+        yield "masked", f"{kind} has a masked-LM head, and {task.name} a masked prompt"
+    yield from _generating(source, task, kind)
+    if task.describe and (task.kind == "choice" or source.settings.get("model_type") == "clip"):
+        yield "text-head", f"{kind or 'an encoder'} embeds texts, and {task.name} has descriptions"
+    if task.kind != "choice":
+        yield "linear", f"{kind or 'its architecture'} and the prompts of {task.name} fit no other readout"
+
+
+def _by_label(source: Source, task: Task, kind: str) -> Iterator[tuple[str, str]]:
+    if task.kind == "image" and source.settings.get("model_type") == "clip" and task.describe:
+        yield "text-head", f"CLIP embeds images and texts alike, and {task.name} has descriptions"
+    if task.kind != "choice":
+        yield "linear", f"{kind or 'its architecture'} is read with a classifier"
+
+
+def _generating(source: Source, task: Task, kind: str) -> Iterator[tuple[str, str]]:
+    is_seq2seq = bool(source.settings.get("is_encoder_decoder"))
+    is_causal = bool(source.gguf) or kind.endswith(_CAUSAL)
+    can_rank = "choice" in task.prompts or "causal" in task.prompts
+    if is_seq2seq and can_rank:
+        yield "choice", f"{kind} is a seq2seq model: it ranks whole answers"
+    if is_causal and task.kind == "choice" and can_rank:
+        yield "choice", f"{kind} is a causal language model, and {task.name} is multiple choice"
+    if is_causal and "causal" in task.prompts:
+        yield "causal", f"{kind} is a causal language model, and {task.name} has a causal prompt"
+    if is_causal and can_rank:
+        yield "choice", f"{kind} is a causal language model, and {task.name} has answers to rank"
+
+
+def _architecture(source: Source) -> str:
+    stated = source.settings.get("architectures") or [""]
+    return str(stated[0])
+
+
+# A plain table: a readout of one's own is one more row, added from anywhere.
+READOUTS: dict[str, Callable[[Source, Sequence[Task], Options], Plan]] = {
     "masked": plan_masked,
     "causal": plan_causal,
     "choice": plan_choice,
@@ -46,91 +99,46 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Loader:
-    """How the model of a plan is loaded: from the base, and again from any tuned folder of the same architecture."""
+    """How the model of a plan is loaded: from the base, and again from any tuned folder of the same architecture.
+
+    `attention` None lets transformers take what the architecture supports; forward-mode derivatives need "eager".
+    """
 
     plan: Plan
     dtype: torch.dtype
-    attention: str
-    seed: int
+    device: torch.device
+    attention: str | None = None
+    seed: int = 0
 
     def __call__(self, source: Source) -> tuple[nn.Module, tuple[str, ...]]:
-        """The model in eval mode, and the names of its tensors that no file held.
+        """The model in eval mode on its device, and the names of its tensors that no file held.
 
         Those are drawn from `seed`, whatever has been drawn before; the caller's random state is left as it was.
         """
         config = copy.deepcopy(source.config)
         for key, value in self.plan.config.items():
             setattr(config, key, value)
-        options = {"ignore_mismatched_sizes": True} if self.plan.head == "made" else {}
+        options: dict[str, Any] = {"ignore_mismatched_sizes": True} if self.plan.head == "made" else {}
+        options |= {"attn_implementation": self.attention} if self.attention else {}
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
-            model, info = source.load(
-                self.plan.loader, config=config, dtype=self.dtype, attn_implementation=self.attention, **options
-            )
+            model, info = source.load(self.plan.loader, config=config, dtype=self.dtype, **options)
         fresh = _fresh(info)
         _check_fresh(source, self.plan, model, fresh)
-        return model, fresh
+        return model.to(self.device), fresh
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A model with one readout per task. `name` says which, `fresh` which tensors were made here and not read."""
-
-    model: nn.Module
-    readouts: tuple[Readout, ...]
-    name: str
-    fresh: tuple[str, ...]
-    source: Source
-    loader: Loader
-
-    @property
-    def reads_heads(self) -> bool:
-        """Whether the scores are read off heads that hold the task's classes (classifier, with its pooler)."""
-        return self.loader.plan.head == "made"
-
-    def load(self, folder: str | Path) -> nn.Module:
-        """Another model for the same readouts: a tuned folder of this base, its bottleneck adapters attached."""
-        source = Source.of(folder)
-        source.check_weights()
-        model, fresh = self.loader(source)
-        if fresh and self.loader.plan.head == "made":
-            raise InputError(f"{folder} lacks {listed(fresh)}, which the {self.name} readout reads")
-        if has_adapters(folder):
-            Adapters.load(Path(folder) / ADAPTER).attach(model)
-        return model
+def choose_plan(
+    source: Source, tasks: Sequence[Task], *, readout: str = AUTO, options: Options = Options()
+) -> tuple[Plan, str]:
+    """What the tasks' readouts need of the model, settled before any weights are loaded, and the readouts' names."""
+    names = [_name(source, task, readout) for task in tasks]
+    return _joint_plan(source, tasks, names, options), "+".join(dict.fromkeys(names))
 
 
-def open_readouts(
-    base: str | Path,
-    tasks: Sequence[Task],
-    *,
-    readout: str = AUTO,
-    dtype: torch.dtype | None = None,
-    max_length: int | None = None,
-    pad_multiple: int = 1,
-    length_normalised: bool = False,
-    attention: str = "sdpa",
-    seed: int = 0,
-) -> Opened:
-    """The model of a folder, hub name or GGUF file, in float32 unless `dtype` says otherwise, and each task's readout.
-
-    `attention`: "sdpa" and "eager" train equally fast on a CPU; forward-mode derivatives (`torch.func.jvp`) need "eager",
-    or torch's math kernel for "sdpa". `seed` fixes a fresh linear head; `length_normalised` is for choice ranking.
-    """
-    refuse_adapters(base)
-    source = Source.of(base)
-    names = [_name(base, task, readout) for task in tasks]
-    source.check_weights()
-    options = Options(max_length, pad_multiple, length_normalised)
-    plan = _joint_plan(source, tasks, names, options)
-    loader = Loader(plan, dtype or torch.float32, attention, seed)
-    model, fresh = loader(source)
-    return Opened(model, plan.bind(model), "+".join(dict.fromkeys(names)), fresh, source, loader)
-
-
-def _name(base: str | Path, task: Task, readout: str) -> str:
+def _name(source: Source, task: Task, readout: str) -> str:
     if readout == AUTO:
-        return choose_readout(base, task)[0]
+        return choose_readout(source, task)[0]
     if readout not in READOUTS:
         raise InputError(f"no readout {readout!r}: {did_you_mean(readout, (AUTO, *READOUTS))}")
     return readout

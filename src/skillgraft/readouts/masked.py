@@ -9,13 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from skillgraft.errors import InputError
-from skillgraft.readouts.plan import Options, Plan
-from skillgraft.readouts.positions import logits_at
-from skillgraft.readouts.prompting import prompt_of, words_by_label
-from skillgraft.readouts.readout import Batch, Encoded
-from skillgraft.readouts.source import Source
-from skillgraft.readouts.text_rows import TextRows, Tokens, model_inputs, padded
-from skillgraft.readouts.words import masked_ids
+from skillgraft.opening.source import Source
+from skillgraft.readouts.readout import Batch, Encoded, Options, Plan
+from skillgraft.readouts.rows import TextRows, Tokens, model_inputs, padded
+from skillgraft.readouts.words import logits_at, masked_ids, prompt_of, words_by_label
 from skillgraft.tasks import Examples, Prompt, Task
 
 

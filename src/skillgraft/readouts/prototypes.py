@@ -17,14 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from skillgraft.errors import InputError, listed
+from skillgraft.opening.source import Source
 from skillgraft.readouts.embedding import Embed, clip_images, clip_scale, first_token
-from skillgraft.readouts.image_rows import ImageRows
-from skillgraft.readouts.plan import Options, Plan
-from skillgraft.readouts.readout import Batch, Encoded, Readout
-from skillgraft.readouts.source import Source
+from skillgraft.readouts.readout import Batch, Encoded, Options, Plan, Readout
+from skillgraft.readouts.rows import ImageRows
 from skillgraft.readouts.text_head import CLIP, DEFAULT_SCALE
 from skillgraft.tasks import Examples, Task, training_split
-from skillgraft.tasks.splits import training_pool
+from skillgraft.tasks.data import training_pool
 
 SHOTS = 16  # images per label at most
 _AT_ONCE = 128  # images embedded together
@@ -79,6 +78,12 @@ def plan_prototypes(source: Source, tasks: Sequence[Task], _options: Options) ->
     texts = [task.name for task in tasks if task.kind != "image"]
     if texts:
         raise InputError(f"{listed(texts)}: the prototypes readout reads images; use text-head or linear for texts")
+    others = [task.name for task in tasks if task.asked_as]
+    if others:
+        raise InputError(
+            f"{listed(others)}: prototypes are made of a task's own training images, so that they cannot ask another task's "
+            "question; use text-head or linear"
+        )
     embed = clip_images if source.config.model_type == CLIP else first_token
     readouts = [Prototypes(task, ImageRows.of(source, task), embed, _shown(task)) for task in tasks]
 

@@ -18,12 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from skillgraft.errors import InputError, listed
+from skillgraft.opening.source import Source
 from skillgraft.readouts.embedding import Embed, clip_images, clip_scale, clip_texts, pooling_of, sentences
-from skillgraft.readouts.image_rows import ImageRows
-from skillgraft.readouts.plan import Options, Plan
-from skillgraft.readouts.readout import Batch, Encoded, Inputs, Readout
-from skillgraft.readouts.source import Source
-from skillgraft.readouts.text_rows import TextRows, choice_mask, encoded
+from skillgraft.readouts.readout import Batch, Encoded, Inputs, Options, Plan, Readout
+from skillgraft.readouts.rows import ImageRows, TextRows, choice_mask, encoded
 from skillgraft.tasks import Describe, Examples, Prompt, Task
 
 DEFAULT_SCALE = 20.0

@@ -3,10 +3,83 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor, nn
+
 from skillgraft.errors import InputError, listed
+from skillgraft.tasks import Prompt, Task
+from skillgraft.tasks.task import PromptKind
+
+
+def pretrained(model: nn.Module) -> Any:
+    """The transformers model inside wrappers (peft, distributed, compiled)."""
+    from transformers import PreTrainedModel
+
+    return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), model)
+
+
+def logits_at(model: nn.Module, inputs: Mapping[str, Tensor], positions: Tensor) -> Tensor:
+    """(rows, k, vocabulary) logits of a language model at `positions` (rows, k)."""
+    with _narrowing(pretrained(model), positions) as narrowed:
+        logits: Tensor = model(**inputs).logits
+    # Some models call a part of their body and not the body itself (OPT): then the logits are of every position.
+    return logits if narrowed else _narrowed(logits, positions)
+
+
+@contextmanager
+def _narrowing(inner: Any, positions: Tensor) -> Iterator[list[nn.Module]]:
+    """The hook; the list it gives holds the body once its output has been narrowed."""
+    narrowed: list[nn.Module] = []
+
+    def narrow(body: nn.Module, _inputs: Any, output: Any) -> Any:
+        narrowed.append(body)
+        if isinstance(output, tuple):
+            return (_narrowed(output[0], positions), *output[1:])
+        output.last_hidden_state = _narrowed(output.last_hidden_state, positions)
+        return output
+
+    if inner.base_model is inner:
+        yield narrowed
+        return
+    handle = inner.base_model.register_forward_hook(narrow)
+    try:
+        yield narrowed
+    finally:
+        handle.remove()
+
+
+def _narrowed(states: Tensor, positions: Tensor) -> Tensor:
+    """(rows, length, width) → (rows, k, width)."""
+    return states.gather(1, positions.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+
+
+def prompt_of(task: Task, *kinds: PromptKind) -> Prompt:
+    """The task's prompt of the first of these kinds that it has."""
+    for kind in kinds:
+        if kind in task.prompts:
+            return task.prompts[kind]
+    wanted = " or ".join(f"[prompt.{kind}]" for kind in kinds)
+    found = listed(f"[prompt.{kind}]" for kind in task.prompts) or "no prompt"
+    raise InputError(f"task {task.name!r}: the {kinds[0]} readout needs {wanted}; its file has {found}")
+
+
+def words_by_label(task: Task, prompt: Prompt) -> dict[str, str]:
+    return dict(zip(task.labels, prompt.words, strict=True))
+
+
+def ending(prompt: Prompt) -> str:
+    """The text that every filled prompt ends with, or a colon where it ends with a field."""
+    last = prompt.template.parts[-1]
+    return last if isinstance(last, str) else ":"
+
+
+def without_eos(ids: Sequence[int], eos: int | None) -> list[int]:
+    """A prompt that is to be continued cannot end with the end-of-text token, which some tokenizers append."""
+    return list(ids[:-1] if len(ids) > 1 and ids[-1] == eos else ids)
+
 
 Ids = Callable[[str], list[int]]
 

@@ -16,18 +16,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from skillgraft import graft_file, strict_json
-from skillgraft.checkpoint import Checkpoint
 from skillgraft.errors import InputError, SkillgraftError
-from skillgraft.ledger import LEDGER, Ledger
-from skillgraft.measure.predictions import Predictions
-from skillgraft.provenance import Info
-from skillgraft.region import Region
+from skillgraft.files import graft_file
+from skillgraft.files.tensors import TensorFile
+from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.ledger import LEDGER, Ledger
+from skillgraft.folders.weight_files import read_json
+from skillgraft.predictions.predictions import Predictions
 from skillgraft.report import printed
 from skillgraft.report.printed import Scores
 from skillgraft.report.sheet import FORMAT, load_result
-from skillgraft.tensor_file import TensorFile
-from skillgraft.weight_files import read_json
+from skillgraft.values import strict_json
+from skillgraft.values.info import Info
+from skillgraft.values.region import Region
 
 _OURS = (graft_file.GRAFT, graft_file.REGION)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skillgraft import atomic
+from skillgraft.files import atomic
 from skillgraft.report import look
 from skillgraft.report.figures import figure
 from skillgraft.report.markup import document, drawing, library, tag

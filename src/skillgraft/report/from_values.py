@@ -5,21 +5,18 @@ figure(region_sheet(graft.region, title="sst2"))
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from skillgraft.errors import InputError
-from skillgraft.graft import Graft
 from skillgraft.measure.calibration import confidence_histogram
 from skillgraft.measure.intervals import Estimate
 from skillgraft.measure.matrices import Matrix, coverage_matrix
-from skillgraft.measure.predictions import Predictions
-from skillgraft.names import KINDS, kind_of, layer_of, natural_key
-from skillgraft.region import Region
+from skillgraft.predictions.predictions import Predictions
 from skillgraft.report.sheet import Cell, Sheet
+from skillgraft.values.graft import Graft
+from skillgraft.values.region import Region
 
 NOT_MEASURED = "not measured"
 DISENTANGLEMENT = "disentanglement error ξ"
@@ -36,15 +33,13 @@ def cell_of(found: Estimate | Mapping[str, Any] | None) -> Cell:
 
 def region_sheet(region: Region, *, title: str) -> Sheet:
     """Where entries live: how many there are in each layer and kind (P1 fig. 5, P2 fig. 4). The note has the share of all."""
-    room, taken = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for name, shape in region.scope.shapes.items():
-        room[layer_of(name), kind_of(name)] += math.prod(shape)
-        taken[layer_of(name), kind_of(name)] += len(region.sites.get(name, ()))
-    layers = sorted({layer for layer, _ in room}, key=natural_key)
-    kinds = [kind for kind in KINDS if any(kind == known for _, known in room)]
+    room, taken = region.scope.by_layer_and_kind(), region.by_layer_and_kind()
+    layers, kinds = list(region.by_layer()), list(region.by_kind())
     stem, names = _without_stem(layers)
     cells = {
-        (names[layer], kind): _entries(taken[layer, kind], room[layer, kind]) for layer in layers for kind in kinds
+        (names[layer], kind): _entries(taken.get((layer, kind), 0), room.get((layer, kind), 0))
+        for layer in layers
+        for kind in kinds
     }
     return Sheet(
         title, tuple(names.values()), tuple(kinds), cells, rows_are=stem or "layer", columns_are="kind",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skillgraft.graft import Graft
-from skillgraft.region import Region
 from skillgraft.report.artefacts import Artefact, Found
 from skillgraft.report.from_values import cosine_sheet, coverage_sheet, region_sheet
 from skillgraft.report.markup import Markup, join, tag
 from skillgraft.report.overview import base_of, region_of
 from skillgraft.report.parts import sheet_drawing, short_names, side_by_side
+from skillgraft.values.graft import Graft
+from skillgraft.values.region import Region
 
 
 def where_entries_live(found: Found) -> Markup:

@@ -8,7 +8,7 @@ from typing import Any
 
 from skillgraft.measure.calibration import reliability
 from skillgraft.measure.metrics import METRICS
-from skillgraft.measure.predictions import Predictions
+from skillgraft.predictions.predictions import Predictions
 from skillgraft.report.artefacts import Artefact, Found
 from skillgraft.report.calibration import reliability_diagram, reliability_sheet
 from skillgraft.report.from_values import DISENTANGLEMENT, confidence_sheet, curves_sheet, density_sheet

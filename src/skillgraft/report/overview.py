@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from skillgraft.graft import Graft
-from skillgraft.region import Region
 from skillgraft.report.artefacts import Artefact, Found, ModelFolder, NamedRegion
 from skillgraft.report.from_values import sizes_sheet
 from skillgraft.report.markup import Field, Markup, join, table, tag
 from skillgraft.report.numbers import human_bytes
 from skillgraft.report.parts import sheet_drawing, short_names
+from skillgraft.values.graft import Graft
+from skillgraft.values.region import Region
 
 _WORDS: Mapping[str, tuple[str, str]] = {
     "graft": ("graft", "grafts"), "region": ("region", "regions"), "model": ("model folder", "model folders"),

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from skillgraft import atomic
 from skillgraft.errors import InputError
+from skillgraft.files import atomic
 from skillgraft.report import inside, look, measured, origins
 from skillgraft.report.artefacts import Found, find
 from skillgraft.report.markup import Markup, document, join, tag

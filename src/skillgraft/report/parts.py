@@ -9,7 +9,7 @@ from skillgraft.report.artefacts import Artefact
 from skillgraft.report.figures import figure
 from skillgraft.report.markup import Field, Markup, drawing, join, paragraphs, table, tag
 from skillgraft.report.numbers import Unit, shown
-from skillgraft.report.sheet import Cell, Sheet, mark
+from skillgraft.report.sheet import Cell, Sheet, mark, seeds_shown
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -34,8 +34,9 @@ def row_name(name: str) -> Field:
 
 
 def cell_field(cell: Cell, unit: Unit, reasons: Sequence[str] = ()) -> Field:
-    """`84.7` with its interval and the paper's number behind it; a dash, with the mark of its reason where there are marks."""
+    """`84.7` with its interval, seeds and the paper's number; a dash, with the mark of its reason where there are any."""
     remarks = [f"[{', '.join(shown(end, unit) for end in cell.interval)}]"] if cell.interval else []
+    remarks += filter(None, [seeds_shown(cell, unit)])
     remarks += [f"paper {shown(cell.paper, unit)}"] if cell.paper is not None else []
     if cell.value is None:
         remarks = [mark(reasons.index(cell.reason)), *remarks] if cell.reason in reasons else remarks

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from skillgraft.errors import InputError
-from skillgraft.graft import Graft
 from skillgraft.measure.intervals import Estimate
-from skillgraft.measure.predictions import Predictions
 from skillgraft.measure.summary import summary
+from skillgraft.predictions.predictions import Predictions
 from skillgraft.report.from_values import cell_of, disentanglement_sheet
 from skillgraft.report.sheet import Cell, Sheet
+from skillgraft.values.graft import Graft
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from skillgraft import atomic, strict_json
 from skillgraft.errors import InputError, did_you_mean
+from skillgraft.files import atomic
+from skillgraft.measure.intervals import ENOUGH_SEEDS, seed_std
 from skillgraft.report.numbers import Unit, shown
+from skillgraft.values import strict_json
 
 FORMAT = "skillgraft result 1"
 Look = Literal["table", "lines", "bars", "heatmap"]
@@ -25,7 +27,8 @@ Look = Literal["table", "lines", "bars", "heatmap"]
 class Cell:
     """A number with its interval, the paper's own number beside it, or the reason why there is none.
 
-    `note` is what else there is to say; figures show it under the pointer.
+    `seeds` are the numbers of the seeds whose mean it is, where these are several. `note` is what else there is to say;
+    figures show it under the pointer.
     """
 
     value: float | None = None
@@ -34,11 +37,12 @@ class Cell:
     paper: float | None = None
     reason: str = ""
     note: str = ""
+    seeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.value is None and not self.reason:
             raise InputError("a cell without a value carries the reason why")
-        for number in (self.value, self.low, self.high, self.paper):
+        for number in (self.value, self.low, self.high, self.paper, *self.seeds):
             if number is not None and not math.isfinite(number):
                 raise InputError(f"a cell's value is a finite number, found {number}; give a reason instead")
 
@@ -46,6 +50,11 @@ class Cell:
     def interval(self) -> tuple[float, float] | None:
         """Both ends, or None where one is missing."""
         return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
+    def std(self) -> float | None:
+        """The standard deviation over seeds; None where there are not several."""
+        return seed_std(self.seeds)
 
 
 @dataclass(frozen=True)
@@ -155,7 +164,7 @@ def _sheet_json(sheet: Sheet) -> dict[str, Any]:
     own = {key: list(getattr(sheet, key)) for key in _LISTS} | {key: getattr(sheet, key) for key in _PLAIN}
     cells = [
         {"row": row, "column": column}
-        | {k: v for k, v in vars(sheet.cells[row, column]).items() if v not in (None, "")}
+        | {k: v for k, v in vars(sheet.cells[row, column]).items() if v not in (None, "", ())}
         for row, column in sheet.pairs()
     ]
     return {**own, "cells": cells}
@@ -173,7 +182,8 @@ def _sheet(found: Mapping[str, Any]) -> Sheet:
 def _cell(found: Mapping[str, Any]) -> Cell:
     for key in ("reason", "note"):
         _text(found.get(key, ""))
-    return Cell(**{key: value for key, value in found.items() if key not in ("row", "column")})
+    own = {key: value for key, value in found.items() if key not in ("row", "column")}
+    return Cell(**{**own, "seeds": tuple(found.get("seeds", ()))})
 
 
 def _text(found: Any) -> str:
@@ -210,14 +220,25 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _shown(cell: Cell, unit: Unit, reasons: list[str]) -> str:
-    """`84.7 [82.4, 86.9] (paper 91.0)`, or a dash with the mark of its reason."""
-    paper = f" (paper {shown(cell.paper, unit)})" if cell.paper is not None else ""
+    """`84.7 [82.4, 86.9] (seeds 84.1, 85.3; paper 91.0)`, or a dash with the mark of its reason."""
+    paper = f"paper {shown(cell.paper, unit)}" if cell.paper is not None else ""
+    about = "; ".join(filter(None, (seeds_shown(cell, unit), paper)))
+    beside = f" ({about})" if about else ""
     if cell.value is None:
         if cell.reason not in reasons:
             reasons.append(cell.reason)
-        return f"– {mark(reasons.index(cell.reason))}{paper}"
+        return f"– {mark(reasons.index(cell.reason))}{beside}"
     spread = f" [{', '.join(shown(end, unit) for end in cell.interval)}]" if cell.interval else ""
-    return f"{shown(cell.value, unit)}{spread}{paper}"
+    return f"{shown(cell.value, unit)}{spread}{beside}"
+
+
+def seeds_shown(cell: Cell, unit: Unit) -> str:
+    """`seeds 84.1, 85.3`; from five on `5 seeds, std 0.6`; nothing where there are not several."""
+    if cell.std is None:
+        return ""
+    if len(cell.seeds) < ENOUGH_SEEDS:
+        return f"seeds {', '.join(shown(number, unit) for number in cell.seeds)}"
+    return f"{len(cell.seeds)} seeds, std {shown(cell.std, unit)}"
 
 
 def mark(place: int) -> str:

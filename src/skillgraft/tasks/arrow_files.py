@@ -12,7 +12,7 @@ from typing import Any
 
 from skillgraft.errors import DataError, InputError
 from skillgraft.tasks.pictures import Undecoded
-from skillgraft.tasks.table import Table, needed
+from skillgraft.tasks.tables import Table, needed
 
 _HUB_NAME = re.compile(r"hf:(?P<name>[^/:]+/[^/:]+)(/(?P<config>[^:]+))?:(?P<split>.+)")
 _MOST_SAID = 400  # characters of another package's message

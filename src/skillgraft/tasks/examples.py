@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skillgraft.tasks.pictures import Pictures
-from skillgraft.tasks.table import Column
+from skillgraft.tasks.tables import Column
 
 Indices = NDArray[np.int64]
 

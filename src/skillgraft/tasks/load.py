@@ -6,7 +6,7 @@ multiple-choice row whose label points past its choices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -19,7 +19,7 @@ from skillgraft.tasks.examples import Examples
 from skillgraft.tasks.pictures import Picture, Pictures, pictures_of
 from skillgraft.tasks.prompt import CHOICES
 from skillgraft.tasks.sources import origin_of, read_table
-from skillgraft.tasks.table import Column, Table, shown
+from skillgraft.tasks.tables import Column, Table, shown
 from skillgraft.tasks.task import Origin, SplitName, Task
 
 
@@ -108,7 +108,7 @@ def _choices(table: Table, paths: tuple[str, ...]) -> tuple[tuple[str, ...], ...
 def _positions(task: Task, origin: Origin, table: Table, choices: Sequence[Sequence[str]]) -> NDArray[np.int64]:
     path = _source_columns(origin, task.label)[0]
     names = _names(origin, table, path) or tuple(str(i) for i in range(max(map(len, choices))))
-    labels = _indices(table, path, _Labels(names, names, task.ignore_labels))
+    labels = _indices(table, path, _Labels(_numbered(names), names, task.ignore_labels))
     for index, (label, row) in enumerate(zip(labels.tolist(), choices, strict=True)):
         if label >= len(row):
             found = f"choice number {label} (from 0)"
@@ -118,7 +118,13 @@ def _positions(task: Task, origin: Origin, table: Table, choices: Sequence[Seque
 
 def _class_indices(task: Task, origin: Origin, table: Table) -> NDArray[np.int64]:
     path = _source_columns(origin, task.label)[0]
-    return _indices(table, path, _Labels(task.labels, _names(origin, table, path), task.ignore_labels))
+    own = _numbered(task.labels)
+    numbers = {name: own[label] for name, label in origin.meanings.items()} or own
+    return _indices(table, path, _Labels(numbers, _names(origin, table, path), task.ignore_labels))
+
+
+def _numbered(names: Sequence[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(names)}
 
 
 def _names(origin: Origin, table: Table, path: str) -> tuple[str, ...]:
@@ -134,18 +140,16 @@ def _names(origin: Origin, table: Table, path: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Labels:
-    """What a label cell can mean: the task's labels in order, the names behind the data's integers, those to ignore."""
+    """What a label cell can mean: the number of each label, the names behind the data's integers, those to ignore."""
 
-    labels: tuple[str, ...]
+    numbers: Mapping[str, int]
     names: tuple[str, ...]
     ignored: frozenset[str]
 
     def number(self, cell: Any) -> int | None:
-        """The cell's place among the labels, -1 if it is to be ignored, None if it is unknown."""
+        """The number of the cell's label, -1 if it is to be ignored, None if it is unknown."""
         name = self._name(cell)
-        if name in self.ignored:
-            return -1
-        return self.labels.index(name) if name in self.labels else None
+        return -1 if name in self.ignored else self.numbers.get(name)
 
     def _name(self, cell: Any) -> str:
         """A name as it is; a number, perhaps spelled out as in a CSV, as the name behind it."""
@@ -169,7 +173,7 @@ def _indices(table: Table, path: str, labels: _Labels) -> NDArray[np.int64]:
         if cell not in known:
             number = labels.number(cell)
             if number is None:
-                expected = f"expected {listed(labels.labels, most=10)}, or a number from 0 to {len(labels.names) - 1}"
+                expected = f"expected {listed(labels.numbers, most=10)}, or a number from 0 to {len(labels.names) - 1}"
                 raise table.wrong(index, path, f"unknown label {shown(cell)}; {expected}")
             known[cell] = number
         numbers[index] = known[cell]

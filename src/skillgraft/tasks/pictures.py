@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from typing import Any, overload
 
 import numpy as np
 
-from skillgraft.errors import DataError, InputError
-from skillgraft.tasks.table import Pixels, shown
+from skillgraft.errors import DataError, InputError, listed
+from skillgraft.tasks.tables import Column, Pixels, Table, needed, shown
 
 
 class Undecoded(Sequence[Any]):
@@ -146,3 +147,43 @@ def _opened(file: Path | io.BytesIO) -> Any:
         return Image.open(file)
     except Image.DecompressionBombError as error:
         raise ValueError(str(error)) from error
+
+
+IMAGE, LABEL = "image", "label"
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm")
+
+
+def read_npz(path: Path, paths: tuple[str, ...]) -> Table:
+    """A numpy archive with `images` (uint8: n × height × width, or × 3) and `labels` (n). Never unpickles."""
+    needed(paths, (IMAGE, LABEL), str(path))
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            images, labels = archive["images"], archive["labels"]
+    except FileNotFoundError:
+        raise DataError(f"{path}: there is no such file") from None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: expected an .npz file with 'images' and 'labels': {error}") from error
+    if images.dtype != np.uint8 or not (images.ndim == 3 or images.shape[3:] == (3,)):
+        found = f"{images.dtype} of shape {images.shape}"
+        raise DataError(f"{path}: 'images' must be uint8, n × height × width or n × height × width × 3; found {found}")
+    if labels.shape != images.shape[:1]:
+        raise DataError(
+            f"{path}: {len(images)} images but labels of shape {labels.shape}; expected one label per image"
+        )
+    return Table(str(path), {IMAGE: images, LABEL: labels.tolist()}, range(1, len(images) + 1))
+
+
+def read_image_folder(path: Path, paths: tuple[str, ...]) -> Table:
+    """`folder/<label>/<any name>.png`: every image file, by label and then file name; a file of another kind is an error."""
+    needed(paths, (IMAGE, LABEL), str(path))
+    files = sorted(file for file in path.glob("*/*") if not file.name.startswith("."))
+    strange = [file.name for file in files if file.suffix.lower() not in SUFFIXES]
+    if strange:
+        raise DataError(
+            f"{path}: not images: {listed(strange)}; expected {', '.join(SUFFIXES)} in one sub-folder per label"
+        )
+    columns: dict[str, Column] = {
+        IMAGE: files,
+        LABEL: [file.parent.name for file in files],
+    }
+    return Table(str(path), columns, range(1, len(files) + 1), unit="image")

@@ -12,12 +12,98 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from skillgraft.errors import InputError, did_you_mean
-from skillgraft.tasks.fitting import Piece, Tokenizer, cut_to, fit_pieces
+
+
+class Tokenizer(Protocol):
+    """Any fast tokenizer of transformers: a call gives `input_ids` and, on request, `offset_mapping`."""
+
+    def __call__(self, text: str, /, **options: Any) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A field's text on its way into a template. Choices give way last: an answer that is not shown cannot be chosen."""
+
+    text: str
+    is_list: bool = False
+
+
+def cut_to(text: str, tokenizer: Tokenizer, tokens: int) -> str:
+    """`text` itself if it has at most so many tokens, else its beginning."""
+    return _cut(text, _starts(text, tokenizer), tokens)
+
+
+def fit_pieces(
+    pieces: Sequence[Piece], joined: Callable[[Sequence[str]], str], tokenizer: Tokenizer, *, max_length: int
+) -> str:
+    """`joined` of the texts, cut until it has at most `max_length` tokens.
+
+    Tokens can merge across borders, so the count is taken again after each cut; every round shortens some text, so it ends.
+    """
+    whole = joined([piece.text for piece in pieces])
+    while (length := len(tokenizer(whole, verbose=False)["input_ids"])) > max_length:
+        if not any(piece.text for piece in pieces):
+            raise InputError(
+                f"the template alone takes {length} tokens, but max_length is {max_length}: "
+                f"shorten the template or raise max_length: {whole!r}"
+            )
+        pieces = _shortened(pieces, tokenizer, length - max_length)
+        whole = joined([piece.text for piece in pieces])
+    return whole
+
+
+def _shortened(pieces: Sequence[Piece], tokenizer: Tokenizer, excess: int) -> list[Piece]:
+    starts = [_starts(piece.text, tokenizer) for piece in pieces]
+    # A text may have no token of its own and still cost one inside the whole: any text counts as at least one.
+    lengths = [max(1, len(found)) if piece.text else 0 for piece, found in zip(pieces, starts, strict=True)]
+    keep = _kept(lengths, [piece.is_list for piece in pieces], excess)
+    return [
+        Piece(_cut(piece.text, found, kept) if kept < length else piece.text, piece.is_list)
+        for piece, found, kept, length in zip(pieces, starts, keep, lengths, strict=True)
+    ]
+
+
+def _kept(lengths: Sequence[int], is_list: Sequence[bool], excess: int) -> list[int]:
+    """Tokens left to each piece when `excess` go from the longest: one that is no longer the longest shares the loss."""
+    texts = [0 if listed else length for length, listed in zip(lengths, is_list, strict=True)]
+    lists = [length if listed else 0 for length, listed in zip(lengths, is_list, strict=True)]
+    shorter_texts = _levelled(texts, excess)
+    shorter_lists = _levelled(lists, excess - (sum(texts) - sum(shorter_texts)))
+    return [text + listed for text, listed in zip(shorter_texts, shorter_lists, strict=True)]
+
+
+def _levelled(lengths: Sequence[int], excess: int) -> list[int]:
+    """`lengths` capped at the highest common level that takes at least `excess` away, or everything."""
+    levels = range(max(lengths, default=0) + 1)
+    level = bisect_right(levels, max(0, sum(lengths) - excess), key=lambda cap: sum(min(n, cap) for n in lengths)) - 1
+    return [min(n, level) for n in lengths]
+
+
+def _starts(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Where each token of `text` begins."""
+    if not getattr(tokenizer, "is_fast", True):
+        raise InputError("a text is too long and this tokenizer cannot say where its tokens are: use a fast tokenizer")
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    return [start for start, _ in encoded["offset_mapping"]]
+
+
+def _cut(text: str, starts: Sequence[int], tokens: int) -> str:
+    """The text before token number `tokens`; shorter than `text` whenever something is to go.
+
+    Several tokens can share one character (byte-level pieces of an emoji): the whole character goes.
+    """
+    if tokens == 0:
+        return ""
+    if len(starts) <= tokens:
+        return text
+    return text[: min(starts[tokens], len(text) - 1)].rstrip()
+
 
 Row = Mapping[str, Any]
 MASK = "mask"
@@ -74,7 +160,7 @@ LIMIT = "limit"
 
 
 @dataclass(frozen=True)
-class Slot:
+class TemplateSlot:
     """A field's place in a template: `{a|strip_punct|limit:110}`."""
 
     field: str
@@ -97,7 +183,7 @@ class Template:
     """Literal text, slots, and the mask (as a slot named "mask"), in order."""
 
     text: str
-    parts: tuple[str | Slot, ...]
+    parts: tuple[str | TemplateSlot, ...]
 
     @classmethod
     def parse(cls, text: str, *, texts: Collection[str], lists: Collection[str] = ()) -> Template:
@@ -112,7 +198,7 @@ class Template:
     @property
     def masks(self) -> int:
         """How often `{mask}` stands in it."""
-        return sum(isinstance(part, Slot) and part.field == MASK for part in self.parts)
+        return sum(isinstance(part, TemplateSlot) and part.field == MASK for part in self.parts)
 
     def render(self, row: Row, *, mask: str = "") -> str:
         """The filled template at full length (token limits are `fit`'s business)."""
@@ -126,20 +212,30 @@ class Template:
         pieces = [Piece(_limited(slot, row, tokenizer, mask), slot.is_list) for slot in self._slots()]
         return fit_pieces(pieces, lambda values: self._joined(values, mask), tokenizer, max_length=max_length)
 
-    def _slots(self) -> list[Slot]:
-        return [part for part in self.parts if isinstance(part, Slot) and part.field != MASK]
+    def limited(self, field: str, tokens: int) -> Template:
+        """The same with at most so many tokens of a field; a smaller limit that it has stays."""
+
+        def spelled(found: re.Match[str]) -> str:
+            named = found["slot"] is not None and found["slot"].split("|")[0] == field
+            return f"{{{found['slot']}|{LIMIT}:{tokens}}}" if named else found[0]
+
+        lists = {slot.field for slot in self._slots() if slot.is_list}
+        return Template.parse(_TOKEN.sub(spelled, self.text), texts={*self.fields} - lists, lists=lists)
+
+    def _slots(self) -> list[TemplateSlot]:
+        return [part for part in self.parts if isinstance(part, TemplateSlot) and part.field != MASK]
 
     def _joined(self, values: Sequence[str], mask: str) -> str:
         remaining = iter(values)
         return "".join(_filled(part, remaining, mask) for part in self.parts)
 
 
-def _limited(slot: Slot, row: Row, tokenizer: Tokenizer, mask: str) -> str:
+def _limited(slot: TemplateSlot, row: Row, tokenizer: Tokenizer, mask: str) -> str:
     value = slot.value(row, mask)
     return cut_to(value, tokenizer, slot.limit) if slot.limit else value
 
 
-def _filled(part: str | Slot, values: Iterator[str], mask: str) -> str:
+def _filled(part: str | TemplateSlot, values: Iterator[str], mask: str) -> str:
     if isinstance(part, str):
         return part
     return mask if part.field == MASK else next(values)
@@ -148,8 +244,8 @@ def _filled(part: str | Slot, values: Iterator[str], mask: str) -> str:
 _TOKEN = re.compile(r"(?P<open>\{\{)|(?P<close>\}\})|\{(?P<slot>[^{}]*)\}|(?P<stray>[{}])")
 
 
-def _parts(text: str, *, texts: Collection[str], lists: Collection[str]) -> list[str | Slot]:
-    parts: list[str | Slot] = []
+def _parts(text: str, *, texts: Collection[str], lists: Collection[str]) -> list[str | TemplateSlot]:
+    parts: list[str | TemplateSlot] = []
     end = 0
     for found in _TOKEN.finditer(text):
         parts.append(text[end : found.start()])
@@ -164,17 +260,17 @@ def _parts(text: str, *, texts: Collection[str], lists: Collection[str]) -> list
     return [part for part in parts if part != ""]
 
 
-def _slot(spelling: str, *, texts: Collection[str], lists: Collection[str]) -> Slot:
+def _slot(spelling: str, *, texts: Collection[str], lists: Collection[str]) -> TemplateSlot:
     field, *spelled = spelling.split("|")
     if field == MASK and not spelled:
-        return Slot(MASK)
+        return TemplateSlot(MASK)
     if field not in texts and field not in lists:
         raise InputError(f"{{{spelling}}}: no field {field!r}: {did_you_mean(field, [*texts, *lists, MASK])}")
     filters = tuple(_bound(one, spelling) for one in spelled)
     limits = [int(argument) for name, argument in filters if name == LIMIT]
     filters = tuple(bound for bound in filters if bound[0] != LIMIT)
     _check_kinds(filters, spelling, is_list=field in lists)
-    return Slot(field, filters, min(limits, default=None), field in lists)
+    return TemplateSlot(field, filters, min(limits, default=None), field in lists)
 
 
 def _bound(spelled: str, spelling: str) -> tuple[str, str]:
@@ -216,6 +312,15 @@ class Prompt:
     answer: Template | None = None
     blank: str = ""
     template_blank: Template | None = None
+
+    def limited(self, field: str, tokens: int) -> Prompt:
+        """The same with at most so many tokens of a field."""
+        blank = self.template_blank
+        return replace(
+            self,
+            template=self.template.limited(field, tokens),
+            template_blank=None if blank is None else blank.limited(field, tokens),
+        )
 
     def template_for(self, row: Row) -> Template:
         """`template_blank` for a row with a blank, else `template`."""

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from skillgraft.errors import DataError, InputError, did_you_mean
 from skillgraft.tasks.arrow_files import read_hub, read_parquet, read_saved
-from skillgraft.tasks.image_files import read_image_folder, read_npz
-from skillgraft.tasks.table import Table
+from skillgraft.tasks.pictures import read_image_folder, read_npz
+from skillgraft.tasks.tables import Table, read_csv, read_jsonl, read_tsv
 from skillgraft.tasks.task import Origin, Task
-from skillgraft.tasks.text_files import read_csv, read_jsonl, read_tsv
 
 DATA_FOLDER = "SKILLGRAFT_DATA"
 READERS: Mapping[str, Callable[[Path, tuple[str, ...]], Table]] = {

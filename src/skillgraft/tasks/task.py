@@ -19,13 +19,17 @@ SplitName = Literal["train", "test", "validation"]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where rows come from: sources per split, our field → the source's columns, the names behind integer labels."""
+    """Where rows come from: sources per split, our field → the source's columns, the names behind integer labels.
+
+    `meanings` says which of the task's labels each of the data's stands for, where these are another task's.
+    """
 
     train: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
     validation: tuple[str, ...] = ()
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     data_labels: tuple[str, ...] = ()
+    meanings: Mapping[str, str] = field(default_factory=dict)
 
     def sources(self, split: SplitName) -> tuple[str, ...]:
         """The sources of one split; several are read one after the other."""
@@ -58,7 +62,8 @@ class Task:
     """One task. `labels` is empty for multiple choice, where a label is a position among the row's own choices.
 
     `metric` "f1" is the F1 of label 1. Rows whose label is in `ignore_labels` are dropped and counted.
-    `hub` replaces `data` where `data` lies below SKILLGRAFT_DATA and that is not set.
+    `hub` replaces `data` where `data` lies below SKILLGRAFT_DATA and that is not set. `asked_as` names the task whose question
+    the rows are asked, where that is another one.
     """
 
     name: str
@@ -73,8 +78,14 @@ class Task:
     prompts: Mapping[PromptKind, Prompt] = field(default_factory=dict)
     describe: Describe | None = None
     hub: Origin | None = None
+    asked_as: str = ""
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The columns that a row of this task has: inputs, then choices."""
         return (*self.inputs, CHOICES) if self.kind == "choice" else self.inputs
+
+    @property
+    def question(self) -> str:
+        """The name of the task whose question its rows are asked: tasks of one question share a linear head."""
+        return self.asked_as or self.name

@@ -2,15 +2,19 @@
 
 load_task("sst2")                 one of `catalogue()`
 load_task("my/reviews.toml")      its own file; paths in it are beside it
+load_task("imdb as sst2")         rows of the one task with the question of the other
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from skillgraft.errors import InputError, did_you_mean, listed
+from skillgraft.tasks.asking import AS, asked_as
 from skillgraft.tasks.prompt import CHOICES, MASK
 from skillgraft.tasks.section import Section
 from skillgraft.tasks.task import Kind, Metric, Origin, Task
@@ -20,6 +24,8 @@ CATALOGUE = Path(__file__).parent / "catalogue"
 DEFAULT_MAX_LENGTH = 128  # P1 A.1, masked prompts
 REMOTE = ("hf:", "data:")
 
+# Fields of a task with another's question, left out of the definition of all others.
+_WHERE_GIVEN = ("asked_as", "meanings")
 ORIGIN_KEYS = ("train", "test", "validation", "columns", "data_labels")
 TASK_KEYS = (
     *("name", *ORIGIN_KEYS, "text", "image", "choices", "label", "labels", "ignore_labels", "metric", "max_length"),
@@ -33,8 +39,11 @@ def catalogue() -> list[str]:
 
 
 def load_task(name_or_path: str | Path) -> Task:
-    """The task of that catalogue name, or of that `.toml` file."""
+    """The task of that catalogue name, or of that `.toml` file; of two with " as " between them, as `asked_as` makes it."""
     path = Path(name_or_path)
+    rows, _, source = str(name_or_path).partition(AS)
+    if source and not path.is_file():
+        return asked_as(load_task(rows), load_task(source))
     if path.suffix == ".toml":
         return _task(Section.of_file(path.absolute()))
     if str(name_or_path) not in catalogue():
@@ -156,3 +165,19 @@ def _check_columns(top: Section, task: Task) -> None:
         unknown = set(origin.data_labels) - set(task.labels) - task.ignore_labels
         if task.labels and unknown:
             raise top.wrong(f"'data_labels' has {listed(sorted(unknown))}: neither in 'labels' nor in 'ignore_labels'")
+
+
+def definition(value: Any) -> Any:
+    """A task as JSON in an order that does not depend on the process: what is asked and how. Sources are left out."""
+    if isinstance(value, Task) or is_dataclass(value):
+        parts = {each.name: getattr(value, each.name) for each in fields(value)}
+        return {
+            name: definition(each)
+            for name, each in parts.items()
+            if name not in ("train", "test", "validation") and (each or name not in _WHERE_GIVEN)
+        }
+    if isinstance(value, Mapping):
+        return {str(key): definition(each) for key, each in value.items()}
+    if isinstance(value, frozenset | set):
+        return sorted(map(str, value))
+    return [definition(each) for each in value] if isinstance(value, list | tuple) else value

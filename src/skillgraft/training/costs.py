@@ -1,6 +1,6 @@
 """What a step of each training method costs, side by side: seconds, optimizer state, peak memory (P2's efficiency table).
 
-ways = {"full": Way(plan), "linear": Way(plan.with_changes(method="linear")), "talos": Way(plan, only=region)}
+ways = {"full": Way(plan), "linear": Way(plan.with_changes(method="linear")), "talos": Way(plan, inside=region)}
 for cost in training_costs("MiniLM", "sst2", ways):
     cost.name, cost.step_seconds, cost.optimizer_bytes, cost.peak_bytes
 """
@@ -10,23 +10,56 @@ from __future__ import annotations
 import copy
 import statistics
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from skillgraft.errors import InputError
-from skillgraft.readouts.loading import open_readouts
-from skillgraft.region import Region
-from skillgraft.tasks import Task, load_task, training_split
-from skillgraft.training.loop import Course, Run
+from skillgraft.opening.compat import watched_operations
+from skillgraft.opening.processes import Processes
+from skillgraft.task_model import TaskModel
+from skillgraft.tasks.data import Data, TaskLike
+from skillgraft.training.loop import Course, Training, borrowed_random
 from skillgraft.training.methods import prepare
-from skillgraft.training.plan import Plan
-from skillgraft.training.tensor_memory import TensorMemory
+from skillgraft.training.plan import TrainingPlan
+from skillgraft.values.region import Region
+
+
+class TensorMemory:
+    """Counts while it is entered: `now` and `peak`, in bytes."""
+
+    def __init__(self) -> None:
+        self.now: int = 0
+        self.peak: int = 0
+        self._seen: weakref.WeakKeyDictionary[torch.UntypedStorage, None] = weakref.WeakKeyDictionary()
+        self._watched = watched_operations(self._see)
+
+    def __enter__(self) -> Self:
+        self._watched.__enter__()
+        return self
+
+    def __exit__(self, *why: Any) -> None:
+        self._watched.__exit__(*why)
+
+    def _see(self, values: list[Any]) -> None:
+        for tensor in values:
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                if storage not in self._seen:
+                    self._seen[storage] = None
+                    self._add(storage.nbytes())
+                    weakref.finalize(storage, self._add, -storage.nbytes()).atexit = False
+
+    def _add(self, nbytes: int) -> None:
+        self.now += nbytes
+        self.peak = max(self.peak, self.now)
+
 
 _WARM_UP = 2  # steps that are not counted: optimizers make their state in the first
 
@@ -35,8 +68,8 @@ _WARM_UP = 2  # steps that are not counted: optimizers make their state in the f
 class Way:
     """How to train: a plan, inside a region or everywhere."""
 
-    plan: Plan
-    only: Region | None = None
+    plan: TrainingPlan
+    inside: Region | None = None
 
 
 @dataclass(frozen=True)
@@ -56,21 +89,17 @@ class Cost:
 
 def training_costs(
     base: str | Path,
-    task: str | Path | Task,
+    task: TaskLike,
     ways: Mapping[str, Way],
     *,
     steps: int = 10,
-    rows: int | None = None,
-    seed: int = 0,
-    readout: str = "auto",
-    max_length: int | None = None,
+    data: Data = Data(),
 ) -> tuple[Cost, ...]:
     """Every way's cost of a step on a task's training rows; see `step_costs`."""
-    loaded = task if isinstance(task, Task) else load_task(task)
-    split = training_split(loaded, rows=rows, seed=seed)
-    opened = open_readouts(base, [loaded], readout=readout, max_length=max_length)
-    read = opened.readouts[0]
-    return step_costs(opened.model, [Course(read, read.encode(split.train), ())], ways, steps=steps)
+    opened = TaskModel.open(base, [task], data=data, splits=("train",))
+    (name,) = opened.tasks
+    course = Course(opened.rows.readout(name), opened.rows.encoded(name, "train"), ())
+    return step_costs(opened.model, [course], ways, steps=steps)
 
 
 def step_costs(
@@ -82,17 +111,17 @@ def step_costs(
     """
     if steps < 1 or not ways:
         raise InputError(f"expected one way or more and one step or more, found {len(ways)} and {steps}")
-    with ExitStack() as listening, torch.random.fork_rng():
+    with ExitStack() as listening, borrowed_random(model):
         runs = {name: _run(copy.deepcopy(model), courses, way, _WARM_UP + steps) for name, way in ways.items()}
         for run in runs.values():
-            listening.enter_context(run.trainables.listening())
+            listening.enter_context(run.prepared.trainables.listening())
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         for number in range(_WARM_UP + steps):
             for name, run in runs.items():
                 start = time.perf_counter()
                 run.step(number)
                 seconds[name].append(time.perf_counter() - start)
-        found = {name: (len(run.trainables), _state_bytes(run.optimizer)) for name, run in runs.items()}
+        found = {name: (len(run.prepared.trainables), _state_bytes(run.optimizer)) for name, run in runs.items()}
         runs.clear()
         peaks = {name: _peak(model, courses, way) for name, way in ways.items()}
     return tuple(
@@ -102,11 +131,9 @@ def step_costs(
     )
 
 
-def _run(model: nn.Module, courses: Sequence[Course], way: Way, steps: int) -> Run:
-    trainables, scores, _ = prepare(model, way.plan, only=way.only)
-    plan = way.plan.with_changes(steps=steps)
-    accelerator = Accelerator(cpu=next(model.parameters()).device.type == "cpu")
-    return Run(model, courses, plan, trainables, accelerator, scores)
+def _run(model: nn.Module, courses: Sequence[Course], way: Way, steps: int) -> Training:
+    prepared = prepare(model, way.plan, inside=way.inside)
+    return Training(model, courses, way.plan.with_changes(steps=steps), prepared, Processes.here())
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -120,7 +147,7 @@ def _peak(model: nn.Module, courses: Sequence[Course], way: Way) -> int:
     mine, memory = copy.deepcopy(model), TensorMemory()
     with memory:
         run = _run(mine, courses, way, 2)
-        with run.trainables.listening():
+        with run.prepared.trainables.listening():
             for number in range(2):
                 run.step(number)
     return memory.peak

@@ -1,44 +1,104 @@
 """Fine-tune a model folder on tasks and write a normal model folder: loadable without skillgraft, with its provenance.
 
-    finetune("MiniLM", ["sst2"], "tuned", shots=64, plan=Plan(lr=0.02, batch_size=16, steps=200))
+    finetune("MiniLM", ["sst2"], out="tuned", plan=TrainingPlan(lr=0.02, batch_size=16, steps=200), data=Data(shots=64))
 
 Data, region and settings are checked before the model is loaded. Killed and started again with the same arguments, it goes on
-where it was and ends with the same numbers.
+where it was and ends with the same numbers. The folder has the base's number format; what trains has float32 masters.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
-from torch import nn
 
-from skillgraft import atomic
-from skillgraft.bottleneck import Adapters
-from skillgraft.checkpoint import Checkpoint
-from skillgraft.errors import InputError
-from skillgraft.ledger import LEDGER, UNDO, Ledger
-from skillgraft.measure.metrics import METRICS
-from skillgraft.measure.predict import predict
-from skillgraft.readouts.loading import Opened, open_readouts
-from skillgraft.readouts.readout import Readout
-from skillgraft.readouts.source import silence
-from skillgraft.region import Region
-from skillgraft.tasks import Split, Task, load_task, training_split
-from skillgraft.training.adapters import merge_lora
-from skillgraft.training.loop import Course, OnStep, Scorer, train
-from skillgraft.training.methods import prepare
-from skillgraft.training.plan import Plan
-from skillgraft.training.snapshot import Snapshot
-from skillgraft.versions import versions
-from skillgraft.weight_files import ADAPTER, INDEX, other_weights
+from skillgraft.errors import InputError, RunError
+from skillgraft.files import atomic
+from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.ledger import LEDGER, UNDO, Ledger
+from skillgraft.folders.weight_files import ADAPTER, INDEX, other_weights
+from skillgraft.live.bottleneck import Adapters
+from skillgraft.live.grafted import live_model
+from skillgraft.opening.device import autocast, find_device, torch_dtype, working_format
+from skillgraft.opening.runtime import Runtime
+from skillgraft.opening.source import Source, silence
+from skillgraft.task_model import TaskModel
+from skillgraft.tasks.data import Data, TaskLike, load_tasks
+from skillgraft.tasks.task import Task
+from skillgraft.tasks.task_file import definition
+from skillgraft.training.loop import Course, Prepared, Training, train
+from skillgraft.training.methods import merge_lora, prepare
+from skillgraft.training.plan import TrainingPlan
+from skillgraft.training.snapshot import Snapshot, TrainingProgress
+from skillgraft.values.graft import Graft
+from skillgraft.values.info import versions
+from skillgraft.values.region import Region
+
+
+def write_folder(opened: TaskModel, folder: Path, made: Mapping[str, Any], adapters: Adapters | None = None) -> None:
+    """Fill a new folder. Adapters cannot be merged into the weights: these are the base's own then, and the adapters lie in a
+    file beside them.
+    """
+    source = opened.source
+    if source.folder is not None and not source.gguf:
+        _copy_small_files(source.folder, folder)
+    else:  # a hub name or a GGUF file has no folder to copy from
+        images = any(readout.task.kind == "image" for readout in opened.rows.readouts.values())
+        (source.image_processor if images else source.tokenizer).save_pretrained(folder)
+    with silence():
+        opened.model.save_pretrained(folder, state_dict=_state(opened))  # type: ignore[operator]
+    name, fingerprint = base_identity(source)
+    if adapters is not None:
+        adapters.save(folder / ADAPTER, base_fingerprint=fingerprint)
+        made = {**made, "adapters": {"file": ADAPTER, **adapters.description}}
+    Ledger(base=name, base_fingerprint=fingerprint, made=made).write(folder, versions=versions())
+    card = ["---", f"base_model: {name}", "tags: [skillgraft]", "---", "", f"# {name}, fine-tuned", ""]
+    card += [f"Fine-tuned on {', '.join(made['tasks'])} with skillgraft; `skillgraft.json` says how."]
+    if adapters is not None:
+        card += [
+            "",
+            f"The skill lies in `{ADAPTER}`; transformers alone loads the base. Measure it with `skillgraft evaluate`.",
+        ]
+    (folder / "README.md").write_text("\n".join(card) + "\n", encoding="utf-8")
+
+
+def base_identity(source: Source) -> tuple[str, str]:
+    """Name and fingerprint of the base; a hub name and a GGUF file have no fingerprint."""
+    if source.checkpoint is None:
+        return source.gguf or source.name, ""
+    return source.checkpoint.name, source.checkpoint.fingerprint
+
+
+def _state(opened: TaskModel) -> dict[str, Any] | None:
+    """The numbers to save, rounded to the base's own format; None where the model holds that format already."""
+    wanted, held = torch_dtype(opened.source.format), opened.rows.loader.dtype
+    if opened.source.checkpoint is None or wanted == held:
+        return None
+    state = opened.model.state_dict()
+    rounded = {name: numbers.to(wanted) if numbers.is_floating_point() else numbers for name, numbers in state.items()}
+    for name, numbers in rounded.items():
+        if numbers.is_floating_point() and not torch.isfinite(numbers).all():
+            raise RunError(f"{name} has numbers too large for {opened.source.format}; use a smaller learning rate")
+    return rounded
+
+
+def _copy_small_files(source: Path, folder: Path) -> None:
+    skip = {file.name for file in other_weights(source)} | {LEDGER, UNDO, INDEX, "README.md"}
+    for item in sorted(source.iterdir()):
+        if item.suffix != ".safetensors" and item.name not in skip and not item.name.startswith("."):
+            (shutil.copytree if item.is_dir() else shutil.copyfile)(item, folder / item.name)
+
 
 LOG = "training.jsonl"  # one line per step
+SPLITS = ("train", "validation")
+FROM_GRAFTS = ("full", "bias")  # the methods that can start from a base with grafts on
 
 
 @dataclass(frozen=True)
@@ -55,180 +115,145 @@ class Tuned:
 
 def finetune(
     base: str | Path,
-    tasks: Sequence[str | Path | Task],
-    out: str | Path,
+    tasks: Sequence[TaskLike],
     *,
-    plan: Plan | None = None,
-    shots: int | None = None,
-    rows: int | None = None,
-    seed: int = 0,
-    readout: str = "auto",
-    max_length: int | None = None,
-    only: Region | None = None,
+    out: str | Path,
+    plan: TrainingPlan = TrainingPlan(),
+    inside: Region | None = None,
     outside: Region | None = None,
-    checkpoint_every: int | None = None,
-    snapshot_seconds: float = 60.0,
-    command: str = "",
-    on_step: OnStep | None = None,
+    start: Graft | None = None,
+    data: Data = Data(),
+    reuse: bool = False,
+    runtime: Runtime = Runtime(),
 ) -> Tuned:
-    """Train on one task or on a mixture of several; see the module's docstring. `seed` draws the rows, `plan.seed` the run."""
-    plan = plan or Plan()
-    target = Path(out)
-    accelerator = Accelerator()
-    if accelerator.is_main_process:
+    """Train on one task or on a mixture of several. `data.seed` draws the rows, `plan.seed` the run.
+
+    `inside` and `outside` are regions that alone train, or alone do not. `start` is a graft that is on the base when training
+    begins; the readout stays the base's own. With `reuse` a folder that an earlier call with the same arguments finished is
+    taken as it is, and one of other arguments refused.
+    """
+    target, loaded = Path(out), load_tasks(tasks)
+    _check_request(plan, inside, outside, start)
+    source = Source.of(base)
+    # Forward-mode derivatives are taken in float32; float16 has too little room for gradients.
+    format = working_format(source.format, runtime.dtype, wide=plan.method == "linear")
+    device, processes = find_device(runtime.device)
+    rows = {(task.name, split): data.examples(task, split) for task in loaded for split in SPLITS}
+    if plan.validate_every:
+        for task in loaded:
+            check_validation(task, len(rows[task.name, "validation"]), "validate_every looks at validation rows")
+    settings = {
+        "base": _content(source), "tasks": [definition(task) for task in loaded], "data": asdict(data), "dtype": format,
+        "rows": [examples.digest for examples in rows.values()], "plan": plan.as_dict(), "processes": processes.count,
+        **{name: value.digest for name, value in (("inside", inside), ("outside", outside), ("start", start)) if value},
+    }  # fmt: skip
+    snapshot = Snapshot.beside(target, settings)
+    if reuse and (target / LEDGER).is_file():
+        return finished(target, settings=snapshot.settings)
+    if processes.is_main:
         atomic.check_target(target)
+    opened = TaskModel.open(
+        base, loaded, data=data, dtype=format, device=device, splits=SPLITS[:1], optional=SPLITS[1:],
+        attention="eager" if plan.method == "linear" else None, seed=plan.seed,
+    )  # fmt: skip
+    if start is not None:
+        live_model(opened.model).put_on(opened.fitted(start))
+    prepared = prepare(opened.model, plan, inside=inside, outside=outside, read_heads=opened.rows.reads_heads)
+    made = {
+        "by": "finetune", "tasks": list(opened.tasks), "plan": plan.as_dict(), **asdict(data),
+        "readout": {task: dict(readout.settings) for task, readout in opened.rows.readouts.items()},
+        "inside": len(inside) if inside is not None else None, "outside": len(outside) if outside is not None else None,
+        "trained": len(prepared.trainables), "settings": snapshot.settings, "command": runtime.command,
+    }  # fmt: skip
+    return _run(opened, prepared, plan, target, snapshot, made, runtime)
+
+
+def _run(
+    opened: TaskModel,
+    prepared: Prepared,
+    plan: TrainingPlan,
+    target: Path,
+    snapshot: Snapshot,
+    made: Mapping[str, Any],
+    runtime: Runtime,
+) -> Tuned:
+    """Train the opened model, which is this run's own, and write its folder."""
+    courses = [
+        Course(readout, opened.rows.encoded(task, "train"), opened.rows.encoded(task, "validation"))
+        for task, readout in opened.rows.readouts.items()
+    ]
+    accelerator = Accelerator(cpu=opened.device.type == "cpu")
     if accelerator.mixed_precision == "fp16":
         raise InputError("mixed precision fp16 needs a scaled loss, which this loop does not have; use bf16")
-    if only is not None and outside is not None:
-        raise InputError("train only inside a region or outside it, not both")
-    if plan.method == "lora" and checkpoint_every:
-        raise InputError(
-            "a LoRA run is merged at its end: it has no checkpoints on the way; leave out checkpoint_every"
-        )
-    loaded = [task if isinstance(task, Task) else load_task(task) for task in tasks]
-    splits = [training_split(task, shots=shots, rows=rows, seed=seed) for task in loaded]
-    if plan.validate_every:
-        check_validation(splits, "validate_every looks at validation rows")
-    # Forward-mode derivatives need the plain attention kernel.
-    attention = "eager" if plan.method == "linear" else "sdpa"
-    opened = open_readouts(base, loaded, readout=readout, max_length=max_length, attention=attention, seed=plan.seed)
-    model = opened.model.to(accelerator.device)
-    trainables, scores, adapters = prepare(model, plan, only=only, outside=outside, read_heads=opened.reads_heads)
-    courses = [_course(one, split) for one, split in zip(opened.readouts, splits, strict=True)]
-    settings = _settings(opened, splits, plan, only, outside, accelerator.num_processes)
-    snapshot = Snapshot.beside(target, settings)
-    progress = train(
-        model,
-        courses,
-        plan,
-        trainables,
-        accelerator=accelerator,
-        scores=scores,
-        snapshot=snapshot,
-        snapshot_seconds=snapshot_seconds,
-        on_step=on_step,
-        on_checkpoint=_checkpoint_writer(opened, target, adapters) if accelerator.is_main_process else None,
-        checkpoint_every=checkpoint_every,
-    )
+    precision = partial(autocast, opened.device, plan.mixed_precision)
+    training = Training(
+        opened.model, courses, plan, prepared, opened.processes,
+        accelerator.autocast if plan.mixed_precision == "no" else precision,
+    )  # fmt: skip
+
+    def checkpoint(step: int) -> None:
+        folder = target.parent / f"{target.name}.steps" / checkpoint_name(step)
+        if not folder.exists():  # it may be there from before the run was killed
+            with atomic.new_folder(folder) as temporary:
+                write_folder(opened, temporary, {"by": "finetune", "tasks": [], "step": step}, prepared.adapters)
+
+    progress = train(training, snapshot=snapshot, runtime=runtime, on_checkpoint=checkpoint)
     validation = {
-        course.readout.task.name: _validation_score(model, course, scores) for course in courses if course.validation
+        course.readout.task.name: training.score(course, "validation") for course in courses if course.validation
     }
-    made = {
-        "by": "finetune",
-        "tasks": [task.name for task in loaded],
-        "readout": {one.task.name: dict(one.settings) for one in opened.readouts},
-        "plan": plan.as_dict(),
-        "shots": shots,
-        "rows": rows,
-        "seed": seed,
-        "only": len(only) if only is not None else None,
-        "outside": len(outside) if outside is not None else None,
-        "trained": len(trainables),
-        "steps": progress.step,
-        "validation": validation,
-        "command": command,
-    }
-    if accelerator.is_main_process:
+    if opened.processes.is_main:
         if plan.method == "lora":
-            merge_lora(model)
-        with atomic.new_folder(target) as folder:
-            write_folder(opened, folder, made, adapters)
-            lines = "".join(json.dumps(entry) + "\n" for entry in progress.log)
-            (folder / LOG).write_text(lines, encoding="utf-8")
+            merge_lora(opened.model)
+        facts = {**made, "steps": progress.step, "validation": validation}
+        _write(opened, target, facts, prepared, progress)
         snapshot.delete()
     accelerator.wait_for_everyone()
-    return Tuned(target, opened.name, len(trainables), progress.step, tuple(progress.log), validation)
+    trained = len(prepared.trainables)
+    return Tuned(target, opened.rows.name, trained, progress.step, tuple(progress.log), validation)
 
 
-def write_folder(opened: Opened, folder: Path, made: Mapping[str, Any], adapters: Adapters | None = None) -> None:
-    """A normal model folder: the base's tokenizer and other small files, the new weights, and where they come from.
-
-    Adapters cannot be merged into the weights: these are the base's own then, and the adapters lie in a file beside them.
-    """
-    source = opened.source.folder
-    if source is not None and not opened.source.gguf:
-        _copy_small_files(source, folder)
-    else:  # a hub name or a GGUF file has no folder to copy from
-        images = any(readout.task.kind == "image" for readout in opened.readouts)
-        (opened.source.image_processor if images else opened.source.tokenizer).save_pretrained(folder)
-    with silence():
-        opened.model.save_pretrained(folder)  # type: ignore[operator]
-    name, fingerprint = _identity(opened)
-    if adapters is not None:
-        adapters.save(folder / ADAPTER, base_fingerprint=fingerprint)
-        made = {**made, "adapters": {"file": ADAPTER, **adapters.description}}
-    Ledger(base=name, base_fingerprint=fingerprint, made=made).write(folder, versions=versions())
-    card = ["---", f"base_model: {name}", "tags: [skillgraft]", "---", "", f"# {name}, fine-tuned", ""]
-    card += [f"Fine-tuned on {', '.join(made['tasks'])} with skillgraft; `skillgraft.json` says how."]
-    if adapters is not None:
-        card += [
-            "",
-            f"The skill lies in `{ADAPTER}`; transformers alone loads the base. Measure it with `skillgraft evaluate`.",
-        ]
-    (folder / "README.md").write_text("\n".join(card) + "\n", encoding="utf-8")
+def _write(
+    opened: TaskModel, target: Path, made: Mapping[str, Any], prepared: Prepared, progress: TrainingProgress
+) -> None:
+    with atomic.new_folder(target) as folder:
+        write_folder(opened, folder, made, prepared.adapters)
+        lines = "".join(json.dumps(entry) + "\n" for entry in progress.log)
+        (folder / LOG).write_text(lines, encoding="utf-8")
 
 
-def _copy_small_files(source: Path, folder: Path) -> None:
-    skip = {file.name for file in other_weights(source)} | {LEDGER, UNDO, INDEX, "README.md"}
-    for item in sorted(source.iterdir()):
-        if item.suffix != ".safetensors" and item.name not in skip and not item.name.startswith("."):
-            (shutil.copytree if item.is_dir() else shutil.copyfile)(item, folder / item.name)
+def finished(out: Path, *, settings: str) -> Tuned:
+    """What an earlier call wrote; a folder that was made with other settings is refused."""
+    made = Ledger.of(Checkpoint.open(out)).made
+    if made.get("settings") != settings:
+        raise InputError(f"{out} was made with other settings, rows or base; remove it or choose another folder")
+    readouts = "+".join(dict.fromkeys(each["readout"] for each in made["readout"].values()))
+    log = [json.loads(line) for line in (out / LOG).read_text(encoding="utf-8").splitlines()]
+    return Tuned(out, readouts, made["trained"], made["steps"], tuple(log), made["validation"])
 
 
-def check_validation(splits: Sequence[Split], why: str) -> None:
-    """Refuse tasks without validation rows where something is decided by them."""
-    for split in splits:
-        if not len(split.validation):
-            raise InputError(f"{why}, but task {split.train.task!r} has none left: train on fewer rows")
+def check_validation(task: Task, rows: int, why: str) -> None:
+    """Refuse a task without validation rows where something is decided by them."""
+    if not rows:
+        raise InputError(f"{why}, but task {task.name!r} has none left: train on fewer rows")
 
 
-def _identity(opened: Opened) -> tuple[str, str]:
-    """Name and fingerprint of the base; a hub name and a GGUF file have no fingerprint."""
-    folder = opened.source.folder
-    if folder is None:
-        return opened.source.name, ""
-    if opened.source.gguf:
-        return opened.source.gguf, ""
-    checkpoint = Checkpoint.open(folder)
-    return checkpoint.name, checkpoint.fingerprint
+def checkpoint_name(step: int) -> str:
+    """What the folder of a run's checkpoint is called, below `OUT.steps`."""
+    return f"step-{step:06d}"
 
 
-def _course(readout: Readout, split: Split) -> Course:
-    return Course(readout, readout.encode(split.train), readout.encode(split.validation))
+def _check_request(plan: TrainingPlan, inside: Region | None, outside: Region | None, start: Graft | None) -> None:
+    if inside is not None and outside is not None:
+        raise InputError("train only inside a region or outside it, not both")
+    if start is not None and plan.method not in FROM_GRAFTS:
+        raise InputError(
+            f"training from a base with grafts on changes the model itself: method {' or '.join(FROM_GRAFTS)}, "
+            f"not {plan.method!r}"
+        )
 
 
-def _validation_score(model: nn.Module, course: Course, scores: Scorer) -> float:
-    readout = course.readout
-    said = predict(model, readout, course.validation, scores=lambda m, batch: scores(m, readout, batch))
-    return METRICS["score"](said)
-
-
-def _checkpoint_writer(opened: Opened, out: Path, adapters: Adapters | None) -> Callable[[int], None]:
-    def write(step: int) -> None:
-        target = out.parent / f"{out.name}.steps" / f"step-{step:06d}"
-        if target.exists():  # from before the run was killed
-            return
-        with atomic.new_folder(target) as folder:
-            write_folder(opened, folder, {"by": "finetune", "tasks": [], "step": step}, adapters)
-
-    return write
-
-
-def _settings(
-    opened: Opened,
-    splits: Sequence[Split],
-    plan: Plan,
-    only: Region | None,
-    outside: Region | None,
-    processes: int,
-) -> dict[str, Any]:
-    """Everything that decides the numbers: a snapshot of other settings is not resumed."""
-    return {
-        "base": _identity(opened),
-        "readouts": [dict(one.settings) for one in opened.readouts],
-        "rows": [(split.train.digest, split.validation.digest) for split in splits],
-        "plan": plan.as_dict(),
-        "only": only.digest if only is not None else None,
-        "outside": outside.digest if outside is not None else None,
-        "processes": processes,
-    }
+def _content(source: Source) -> str:
+    """What decides that the base is the same: all numbers of a folder, the bytes of a GGUF file, a hub name as it stands."""
+    if source.checkpoint is not None:
+        return source.checkpoint.digest
+    return source.gguf_digest if source.gguf else source.name

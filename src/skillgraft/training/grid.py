@@ -3,92 +3,92 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
-
-from skillgraft import atomic
-from skillgraft.checkpoint import Checkpoint
 from skillgraft.errors import InputError
-from skillgraft.ledger import LEDGER, Ledger
-from skillgraft.tasks import Split, Task, training_split
-from skillgraft.training.finetune import LOG, Tuned, check_validation, finetune
-from skillgraft.training.plan import Plan, Recipe, p1_steps, recipe
+from skillgraft.files import atomic
+from skillgraft.opening.processes import Processes
+from skillgraft.tasks.data import Data, TaskLike, load_tasks
+from skillgraft.tasks.task import Task
+from skillgraft.training.finetune import Tuned, check_validation, finetune
+from skillgraft.training.plan import TrainingPlan, TrainingRecipe, p1_steps, recipe
+from skillgraft.values import strict_json
+from skillgraft.values.region import Region
 
 
 def finetune_recipe(
     base: str | Path,
-    tasks: Sequence[Task],
-    out: Path,
+    tasks: Sequence[TaskLike],
     *,
+    out: str | Path,
     recipe_name: str | None = None,
     settings: Mapping[str, Any] | None = None,
     epochs: float | None = None,
+    data: Data = Data(),
     **rest: Any,
 ) -> Tuned:
     """`finetune` by a named recipe whose settings may be changed; a setting that is given leaves the grid.
 
-    Every point of the grid is trained beside `out` and resumes by itself; the best takes its place, the others go.
+    Every point of the grid is trained beside `out` and resumes by itself; the best takes its place, the others go. `rest` are
+    keywords of `finetune`.
     """
-    chosen = recipe(recipe_name) if recipe_name else Recipe(Plan())
-    given = dict(settings or {})
+    loaded, target = load_tasks(tasks), Path(out)
+    plans = _plans(loaded, recipe_name, dict(settings or {}), epochs, data)
+    if len(plans) == 1:
+        return finetune(base, loaded, out=target, plan=plans[0], data=data, **rest)
+    for task in loaded:
+        check_validation(task, len(data.split(task).validation), "a recipe's grid is decided on validation rows")
+    atomic.check_target(target)
+    beside = target.parent / f".{target.name}.grid-{_digest(base, loaded, data, plans, rest)}"
+    runs = [
+        finetune(base, loaded, out=beside / str(index), plan=plan, data=data, reuse=True, **rest)
+        for index, plan in enumerate(plans)
+    ]
+    best = max(runs, key=lambda run: sum(run.validation.values()))
+    processes = Processes.here()
+    if processes.is_main:
+        best.path.rename(target)
+        for grid in target.parent.glob(f".{target.name}.grid-*"):
+            shutil.rmtree(grid, ignore_errors=True)
+    processes.wait()
+    return replace(best, path=target)
+
+
+def _plans(
+    tasks: Sequence[Task], recipe_name: str | None, given: dict[str, Any], epochs: float | None, data: Data
+) -> list[TrainingPlan]:
+    """Every point of the grid as a plan."""
+    chosen = recipe(recipe_name) if recipe_name else TrainingRecipe(TrainingPlan())
     if epochs is not None and "steps" in given:
         raise InputError("give steps or epochs, not both")
     if epochs is None and chosen.steps_by_shots and "steps" not in given:
-        given["steps"] = _paper_steps(tasks, rest.get("shots"))
+        given["steps"] = _paper_steps(tasks, data.shots)
     plans = [chosen.plan.with_changes(**given, **point) for point in _points(chosen, given)]
-    asked = {key: rest[key] for key in ("shots", "rows", "seed") if key in rest}
-    needs_rows = epochs is not None or len(plans) > 1
-    splits = [training_split(task, **asked) for task in tasks] if needs_rows else []
-    if epochs is not None:
-        plans = [plan.with_changes(steps=_steps(splits, epochs, plan)) for plan in plans]
-    if len(plans) == 1:
-        return finetune(base, tasks, out, plan=plans[0], **rest)
-    check_validation(splits, "a recipe's grid is decided on validation rows")
-    atomic.check_target(out)
-    beside = out.parent / f".{out.name}.grid-{_digest(base, splits, plans, rest)}"
-    runs = [_run(base, tasks, beside / f"{place}", plan, rest) for place, plan in enumerate(plans)]
-    best = max(runs, key=lambda run: sum(run.validation.values()))
-    accelerator = Accelerator()
-    if accelerator.is_main_process:
-        best.path.rename(out)
-        for grid in out.parent.glob(f".{out.name}.grid-*"):
-            shutil.rmtree(grid, ignore_errors=True)
-    accelerator.wait_for_everyone()
-    return replace(best, path=out)
+    if epochs is None:
+        return plans
+    rows = sum(len(data.split(task).train) for task in tasks)
+    return [plan.with_changes(steps=max(1, round(epochs * rows / plan.batch_size))) for plan in plans]
 
 
-def _points(chosen: Recipe, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _points(chosen: TrainingRecipe, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The grid without the settings that were given, each point once."""
     points = [{name: value for name, value in point.items() if name not in given} for point in chosen.grid]
-    return [point for place, point in enumerate(points) if point not in points[:place]]
+    return [point for index, point in enumerate(points) if point not in points[:index]]
 
 
-def _digest(base: str | Path, splits: Sequence[Split], plans: Sequence[Plan], rest: Mapping[str, Any]) -> str:
-    """What decides the runs of a grid: what another request has finished is not taken for ours."""
-    regions = [region.digest if region is not None else None for region in (rest.get("only"), rest.get("outside"))]
-    rows = [(split.train.digest, split.validation.digest) for split in splits]
-    read = [rest.get("readout"), rest.get("max_length")]
-    content = json.dumps([str(base), rows, [plan.as_dict() for plan in plans], regions, read])
-    return hashlib.sha256(content.encode()).hexdigest()[:12]
-
-
-def _run(base: str | Path, tasks: Sequence[Task], out: Path, plan: Plan, rest: Mapping[str, Any]) -> Tuned:
-    if not (out / LEDGER).is_file():
-        return finetune(base, tasks, out, plan=plan, **rest)
-    made = Ledger.of(Checkpoint.open(out)).made  # finished before the grid was interrupted
-    readouts = "+".join(dict.fromkeys(settings["readout"] for settings in made["readout"].values()))
-    log = [json.loads(line) for line in (out / LOG).read_text(encoding="utf-8").splitlines()]
-    return Tuned(out, readouts, made["trained"], made["steps"], tuple(log), made["validation"])
-
-
-def _steps(splits: Sequence[Split], epochs: float, plan: Plan) -> int:
-    return max(1, round(epochs * sum(len(split.train) for split in splits) / plan.batch_size))
+def _digest(
+    base: str | Path, tasks: Sequence[Task], data: Data, plans: Sequence[TrainingPlan], rest: Mapping[str, Any]
+) -> str:
+    """Names the folder of a grid. Each run in it checks its own settings, so this need not tell every difference."""
+    regions = [
+        value.digest if isinstance(value, Region) else None for value in (rest.get("inside"), rest.get("outside"))
+    ]
+    asked = [str(base), [task.name for task in tasks], asdict(data), [plan.as_dict() for plan in plans], regions]
+    return hashlib.sha256(strict_json.canonical(asked).encode()).hexdigest()[:12]
 
 
 def _paper_steps(tasks: Sequence[Task], shots: int | None) -> int:

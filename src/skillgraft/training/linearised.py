@@ -10,9 +10,10 @@ Because that is linear in the delta, one pass per graft gives the scores at ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +22,16 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from skillgraft.errors import InputError, did_you_mean
-from skillgraft.graft import Graft
-from skillgraft.live import grafted, parameter_names
+from skillgraft.live.grafted import grafted, parameter_names
+from skillgraft.measure.comparisons import distance_from_linear
 from skillgraft.measure.intervals import Bootstrap, Estimate
-from skillgraft.measure.linearity import distance_from_linear
-from skillgraft.measure.predict import Scores, predict
-from skillgraft.measure.predictions import Predictions
-from skillgraft.readouts.loading import open_readouts
-from skillgraft.readouts.readout import Batch, Encoded, Readout
-from skillgraft.region import Region
-from skillgraft.tasks import Task, load_task, measured_split
+from skillgraft.predictions.predict import Scores, predict
+from skillgraft.predictions.predictions import Predictions
+from skillgraft.readouts.readout import Batch, Readout
+from skillgraft.task_model import VALIDATION, TaskModel
+from skillgraft.tasks.data import Data, TaskLike
+from skillgraft.values.graft import Graft
+from skillgraft.values.region import Region
 
 Numbers = Mapping[str, Tensor]  # by the names of the model's own `named_parameters`
 
@@ -118,7 +119,7 @@ class Tangent:
     slopes: Mapping[str, npt.NDArray[np.float32]] = field(repr=False)
 
     def at(self, scales: Mapping[str, float]) -> Predictions:
-        """f(x; θ0) + Σ scale · J·τ: what the linearised model says at base + Σ scale · delta. No model runs for it."""
+        """f(x; θ0) + Σ scale · J·τ: what the linearised model answers at base + Σ scale · delta. No model runs for it."""
         for name in scales:
             if name not in self.slopes:
                 raise InputError(f"no delta is called {name!r}; {did_you_mean(name, self.slopes)}")
@@ -129,47 +130,36 @@ class Tangent:
 
 
 def tangent(
-    model: nn.Module,
-    readout: Readout,
-    rows: Sequence[Encoded],
-    grafts: Mapping[str, Graft],
-    *,
-    batch_size: int = 64,
-    made_by: Mapping[str, str] | None = None,
+    opened: TaskModel, task: str, grafts: Mapping[str, Graft], *, split: str = VALIDATION, batch_size: int = 64
 ) -> Tangent:
     """The linearised model along these deltas: one pass of the base, and one for each of them."""
+    model, readout, rows = opened.model, opened.rows.readout(task), opened.rows.encoded(task, split)
 
     def slope(graft: Graft) -> npt.NDArray[np.float32]:
-        read = _read(model, readout, graft, lambda _value, slope: slope)
+        read = _read(model, readout, opened.fitted(graft), lambda _value, slope: slope)
         found = predict(model, readout, rows, batch_size=batch_size, scores=read).scores
         return np.where(np.isneginf(found), np.float32(0), found)  # absent choices do not change
 
-    base = predict(model, readout, rows, batch_size=batch_size, made_by=made_by)
+    base = opened.predict(tasks=[task], split=split, batch_size=batch_size)[task]
     return Tangent(base, {name: slope(graft) for name, graft in grafts.items()})
 
 
 def near_linearity(
     base: str | Path,
     graft: Graft,
-    task: str | Path | Task,
+    task: TaskLike,
     *,
-    readout: str = "auto",
     split: str = "test",
-    rows: int | None = None,
-    shots: int | None = None,
-    seed: int = 0,
-    max_length: int | None = None,
+    data: Data = Data(),
     batch_size: int = 64,
     bootstrap: Bootstrap = Bootstrap(),
 ) -> Estimate:
     """‖f − f_lin‖ / ‖f − f_0‖ of base + graft on a task's rows (P2). The graft's heads, if any, are on in all three."""
-    loaded = task if isinstance(task, Task) else load_task(task)
-    examples = measured_split(loaded, split, rows=rows, shots=shots, seed=seed)
-    opened = open_readouts(base, [loaded], readout=readout, max_length=max_length)
-    model, read = opened.model, opened.readouts[0]
-    encoded, body = read.encode(examples), graft.without_heads()
-    with grafted(model, graft & Region(graft.region.scope, {})):
-        linear = tangent(model, read, encoded, {"delta": body}, batch_size=batch_size)
-        with grafted(model, body):
-            own = predict(model, read, encoded, batch_size=batch_size)
+    # Not every device has a forward-mode derivative of fused attention.
+    opened = TaskModel.open(base, [task], data=data, splits=(split,), attention="eager")
+    (name,) = opened.tasks
+    asked: dict[str, Any] = {"split": split, "batch_size": batch_size}
+    with opened.holding(graft & Region(graft.region.scope, {})):
+        linear = tangent(opened, name, {"delta": graft.without_heads()}, **asked)
+        own = opened.predict(graft.without_heads(), tasks=[name], **asked)[name]
     return distance_from_linear(own, linear.at({"delta": 1.0}), base=linear.base, bootstrap=bootstrap)

@@ -8,26 +8,54 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from skillgraft.errors import InputError, RunError
+from skillgraft.live.bottleneck import Adapters
 from skillgraft.measure.metrics import METRICS
-from skillgraft.measure.predict import on_device, predict
+from skillgraft.opening.processes import ALONE, Processes
+from skillgraft.opening.runtime import Runtime
+from skillgraft.predictions.predict import on_device, predict
 from skillgraft.readouts.readout import Batch, Encoded, Readout
-from skillgraft.training.batches import BatchOrder
-from skillgraft.training.plan import Plan
-from skillgraft.training.processes import Processes
-from skillgraft.training.snapshot import Progress, Snapshot
+from skillgraft.tasks.data import BatchOrder
+from skillgraft.training.plan import TrainingPlan
+from skillgraft.training.snapshot import Snapshot, TrainingProgress
 from skillgraft.training.trainables import Trainables
 
 Scorer = Callable[[nn.Module, Readout, Batch], Tensor]
-OnStep = Callable[[int, int, Mapping[str, Any]], None]
+
+
+def own_scores(model: nn.Module, readout: Readout, batch: Batch) -> Tensor:
+    """The model's own scores (and not those of its linearisation)."""
+    return readout.scores(model, batch)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What trains under a plan, how the model's scores are read, and the adapters that were attached for it."""
+
+    trainables: Trainables
+    scores: Scorer = own_scores
+    adapters: Adapters | None = None
+
+
+def borrowed_random(model: nn.Module) -> AbstractContextManager[None]:
+    """The caller's random state comes back on exit: the CPU's, and that of every device of the model's type.
+
+    `torch.manual_seed` seeds the accelerator even for a model on the CPU, so then the accelerator's states come back.
+    """
+    kind = next(model.parameters()).device.type
+    if kind in ("cpu", "meta"):  # meta tensors have no numbers, and no random state of their own
+        accelerator = torch.accelerator.current_accelerator()
+        kind = accelerator.type if accelerator is not None else "cpu"
+    devices = range(torch.get_device_module(kind).device_count()) if kind != "cpu" else ()
+    return torch.random.fork_rng(devices, device_type=kind)
 
 
 @dataclass(frozen=True)
@@ -39,91 +67,92 @@ class Course:
     validation: Sequence[Encoded]
 
 
-def own_scores(model: nn.Module, readout: Readout, batch: Batch) -> Tensor:
-    """The model's own scores (and not those of its linearisation)."""
-    return readout.scores(model, batch)
-
-
 def train(
-    model: nn.Module,
-    courses: Sequence[Course],
-    plan: Plan,
-    trainables: Trainables,
+    training: Training,
     *,
-    accelerator: Accelerator,
-    scores: Scorer = own_scores,
     snapshot: Snapshot | None = None,
-    snapshot_seconds: float = 60.0,
-    on_step: OnStep | None = None,
+    runtime: Runtime = Runtime(),
     on_checkpoint: Callable[[int], None] | None = None,
-    checkpoint_every: int | None = None,
-) -> Progress:
+) -> TrainingProgress:
     """Train in place. With a snapshot, a run that was killed goes on where it was and ends with the same numbers."""
-    run = Run(model, tuple(courses), plan, trainables, accelerator, scores)
-    progress = (snapshot.load(trainables.tensors, run.optimizer) if snapshot else None) or Progress()
+    plan, trainables, is_main = training.plan, training.prepared.trainables, training.processes.is_main
+    processes, optimizer = training.processes, training.optimizer
+    earlier = snapshot.load(trainables.tensors, optimizer, processes=processes) if snapshot else None
+    progress = earlier or TrainingProgress()
     trainables.after_step()
     saved = time.monotonic()
-    with torch.random.fork_rng(), trainables.listening():
+    with borrowed_random(training.model), trainables.listening():
         while progress.step < plan.steps and not progress.finished:
-            loss = run.step(progress.step)
+            loss = training.step(progress.step)
             entry = {"step": progress.step + 1, "loss": loss, "lr": plan.lr_at(progress.step)}
             progress.step += 1
-            progress.log.append(entry | run.look(progress))
-            if on_step:
-                on_step(progress.step, plan.steps, progress.log[-1])
-            if on_checkpoint and checkpoint_every and progress.step % checkpoint_every == 0:
+            progress.log.append(entry | training.look(progress))
+            runtime.progress(progress.step, plan.steps, progress.log[-1])
+            if on_checkpoint and is_main and plan.checkpoint_every and progress.step % plan.checkpoint_every == 0:
                 on_checkpoint(progress.step)
-            if snapshot and accelerator.is_main_process and time.monotonic() - saved >= snapshot_seconds:
-                snapshot.save(progress, trainables.tensors, run.optimizer)
+            if snapshot and is_main and time.monotonic() - saved >= runtime.snapshot_seconds:
+                snapshot.save(progress, trainables.tensors, optimizer)
                 saved = time.monotonic()
     if progress.best:
         trainables.load(progress.best)
     return progress
 
 
-def make_optimizer(plan: Plan, tensors: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+def make_optimizer(plan: TrainingPlan, tensors: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     parameters = list(tensors.values())
     if plan.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
     return torch.optim.SGD(parameters, lr=plan.lr, weight_decay=plan.weight_decay, momentum=plan.momentum)
 
 
-class Run:
-    """What stays the same from step to step."""
+@dataclass(frozen=True, eq=False)
+class Training:
+    """A run: the model that is trained in place, its rows, the plan, and what trains under it."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        courses: Sequence[Course],
-        plan: Plan,
-        trainables: Trainables,
-        accelerator: Accelerator,
-        scores: Scorer,
-    ) -> None:
-        self.model, self.courses, self.plan, self.trainables = model, courses, plan, trainables
-        self.accelerator, self.scores = accelerator, scores
-        self.processes = Processes(accelerator.process_index, accelerator.num_processes)
-        self.optimizer = make_optimizer(plan, trainables.tensors)
-        self.pull = trainables.copy() if plan.l1 else None
-        self.order = BatchOrder(
-            [len(course.train) for course in courses],
-            batch_size=plan.batch_size,
-            steps=plan.steps,
-            seed=plan.seed,
-            proportional=plan.mixture == "proportional",
+    model: nn.Module
+    courses: Sequence[Course]
+    plan: TrainingPlan
+    prepared: Prepared
+    processes: Processes = ALONE
+    autocast: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def __post_init__(self) -> None:
+        _ = self.pull  # taken now, before a snapshot brings other numbers
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return make_optimizer(self.plan, self.prepared.trainables.tensors)
+
+    @cached_property
+    def pull(self) -> dict[str, Tensor] | None:
+        """Where the L1 pull draws to: the numbers before the first step."""
+        return self.prepared.trainables.copy() if self.plan.l1 else None
+
+    @cached_property
+    def order(self) -> BatchOrder:
+        return BatchOrder(
+            [len(course.train) for course in self.courses],
+            batch_size=self.plan.batch_size,
+            steps=self.plan.steps,
+            seed=self.plan.seed,
+            proportional=self.plan.mixture == "proportional",
         )
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
     def step(self, number: int) -> float:
         """One optimizer step; returns the mean loss of its batch."""
-        plan, trainables = self.plan, self.trainables
-        self.model.train(plan.dropout)
-        torch.manual_seed(_seed(plan.seed, number, self.accelerator.process_index))
+        plan, trainables, pull = self.plan, self.prepared.trainables, self.pull
+        self.model.train(plan.uses_dropout)
+        torch.manual_seed(_seed(plan.seed, number, self.processes.index))
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._backward(number)
         loss = self.processes.sum_gradients(list(trainables.tensors.values()), loss)
         if not np.isfinite(loss):
             raise RunError(f"the loss became {loss} at step {number + 1}; use a smaller learning rate than {plan.lr:g}")
-        trainables.before_step(pull=self.pull, strength=plan.l1)
+        trainables.before_step(pull=pull, strength=plan.l1)
         if plan.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(list(trainables.tensors.values()), plan.clip_norm)
         for group in self.optimizer.param_groups:
@@ -142,9 +171,9 @@ class Run:
             mine = self.processes.share(part.tolist())
             if len(mine) == 0:
                 continue
-            batch = on_device(course.readout.collate([course.train[row] for row in mine]), self.accelerator.device)
-            with self.accelerator.autocast():
-                values = self.scores(self.model, course.readout, batch)
+            batch = on_device(course.readout.collate([course.train[row] for row in mine]), self.device)
+            with self.autocast():
+                values = self.prepared.scores(self.model, course.readout, batch)
                 lost = nn.functional.cross_entropy(values.float(), batch["labels"], reduction="sum") / len(rows)
             if not lost.requires_grad:
                 raise InputError(
@@ -155,36 +184,33 @@ class Run:
             loss += float(lost.detach())
         return loss
 
-    def look(self, progress: Progress) -> dict[str, float]:
+    def look(self, progress: TrainingProgress) -> dict[str, float]:
         """What is measured after this step: validation every so often, training accuracy per epoch when asked for."""
         plan, found = self.plan, dict[str, float]()
         if plan.validate_every and progress.step % plan.validate_every == 0:
-            found["validation"] = mean_score(self.model, self.courses, "validation", scores=self.scores)
+            found["validation"] = self.mean_score("validation")
             if plan.keep == "best" and (progress.best_score is None or found["validation"] > progress.best_score):
-                progress.best_score, progress.best = found["validation"], self.trainables.copy()
+                progress.best_score, progress.best = found["validation"], self.prepared.trainables.copy()
         if plan.stop_at is not None and progress.step % self.order.steps_per_epoch == 0:
-            found["train_accuracy"] = mean_score(
-                self.model, self.courses, "train", metric="accuracy", scores=self.scores
-            )
+            found["train_accuracy"] = self.mean_score("train", metric="accuracy")
             progress.finished = found["train_accuracy"] >= plan.stop_at
         return found
+
+    def mean_score(self, split: str, *, metric: str = "score") -> float:
+        """The mean over tasks of a metric on the training or validation rows."""
+        return float(np.mean([self.score(course, split, metric=metric) for course in self.courses]))
+
+    def score(self, course: Course, split: str, *, metric: str = "score") -> float:
+        """One task's metric, as the run reads its scores."""
+        rows = course.train if split == "train" else course.validation
+        with self.autocast():
+            found = predict(self.model, course.readout, rows, scores=_bound(self.prepared.scores, course.readout))
+        return METRICS[metric](found)
 
 
 def _seed(seed: int, step: int, process: int) -> int:
     """A seed for everything random in this step (dropout), the same whenever the step is run."""
     return int(np.random.SeedSequence((seed, 2, step, process)).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def mean_score(
-    model: nn.Module, courses: Sequence[Course], split: str, *, metric: str = "score", scores: Scorer = own_scores
-) -> float:
-    """The mean over tasks of a metric on the training or validation rows."""
-    values = []
-    for course in courses:
-        rows = course.train if split == "train" else course.validation
-        read = _bound(scores, course.readout)
-        values.append(METRICS[metric](predict(model, course.readout, rows, scores=read)))
-    return float(np.mean(values))
 
 
 def _bound(scores: Scorer, readout: Readout) -> Callable[[nn.Module, Batch], Tensor]:

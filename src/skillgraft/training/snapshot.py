@@ -2,29 +2,35 @@
 
 It holds the trained numbers, the optimizer's state, the log so far and a digest of everything that decides the run; a
 snapshot of other settings is not used. Rows and dropout are functions of seed and step, so there is no other state.
+
+Of several processes the main one reads and writes the file, and sends the others what it read: they need not see its disk,
+and all of them resume at the same step with the same numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skillgraft import atomic, tensor_file
-from skillgraft.dtypes import Array
 from skillgraft.errors import FormatError
-from skillgraft.live import as_numpy, as_torch
-from skillgraft.tensor_file import TensorFile
+from skillgraft.files import atomic
+from skillgraft.files import tensors as tensor_file
+from skillgraft.files.tensors import TensorFile
+from skillgraft.live.grafted import as_numpy, as_torch
+from skillgraft.opening.processes import ALONE, Processes
+from skillgraft.values.numbers import DTYPES, Array
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """How far a run is."""
 
     step: int = 0
@@ -69,7 +75,9 @@ class Snapshot:
             return None
         return file, json.loads(file.metadata["progress"])
 
-    def save(self, progress: Progress, tensors: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    def save(
+        self, progress: TrainingProgress, tensors: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    ) -> None:
         arrays = {f"value/{name}": as_numpy(tensor) for name, tensor in tensors.items()}
         arrays |= {f"best/{name}": as_numpy(tensor) for name, tensor in progress.best.items()}
         for name, tensor in tensors.items():
@@ -78,29 +86,65 @@ class Snapshot:
         facts = {"step": progress.step, "log": progress.log, "best_score": progress.best_score}
         self.write(arrays, {**facts, "finished": progress.finished})
 
-    def load(self, tensors: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> Progress | None:
+    def load(
+        self,
+        tensors: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        *,
+        processes: Processes = ALONE,
+    ) -> TrainingProgress | None:
         """The progress of an earlier run with the same settings, its numbers put in place; None if there is none."""
-        found = self.read()
+        found = self.recall(processes, next(iter(tensors.values())).device)
         if found is None:
             return None
-        file, facts = found
+        arrays, facts = found
         best = {}
         with torch.no_grad():
-            for key in file.entries:
+            for key, numbers in arrays:
                 kind, _, rest = key.partition("/")
                 if kind == "value":
-                    tensors[rest].copy_(as_torch(file.read(key)))
+                    tensors[rest].copy_(numbers)
                 elif kind == "best":
-                    best[rest] = as_torch(file.read(key)).to(tensors[rest].device)
+                    best[rest] = numbers.to(tensors[rest].device)
                 else:
                     state, _, name = rest.partition("/")
-                    optimizer.state[tensors[name]][state] = _restored(as_torch(file.read(key)), state, tensors[name])
-        return Progress(facts["step"], facts["log"], facts["best_score"], best, facts["finished"])
+                    optimizer.state[tensors[name]][state] = _restored(numbers, state, tensors[name])
+        return TrainingProgress(facts["step"], facts["log"], facts["best_score"], best, facts["finished"])
+
+    def recall(
+        self, processes: Processes, device: torch.device
+    ) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]] | None:
+        """What the main process reads, in every process: names with tensors on the device, one by one, and the facts.
+
+        The tensors are sent as they are asked for: every process has to go through all of them.
+        """
+        found = self.read() if processes.is_main else None
+        header = processes.facts_of_main(found and _header(*found), device)
+        if header is None:
+            return None
+        return _received(header["arrays"], found[0] if found else None, processes, device), header["facts"]
 
     def delete(self) -> None:
         self.path.unlink(missing_ok=True)
 
 
+def _header(file: TensorFile, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts, and what tensors follow: name, format and shape, in order."""
+    arrays = [(key, entry.tag, entry.shape) for key, entry in file.entries.items()]
+    return {"facts": facts, "arrays": arrays}
+
+
+def _received(
+    arrays: Sequence[tuple[str, str, Sequence[int]]],
+    file: TensorFile | None,
+    processes: Processes,
+    device: torch.device,
+) -> Iterator[tuple[str, Tensor]]:
+    for key, tag, shape in arrays:
+        mine = file.read(key) if file is not None else np.empty(shape, DTYPES[tag])
+        yield key, processes.tensor_of_main(as_torch(mine), device)
+
+
 def _restored(value: Tensor, state: str, tensor: Tensor) -> Tensor:
     """Optimizers keep their step counter on the CPU and the rest beside the parameter."""
-    return value if state == "step" else value.to(tensor.device)
+    return value.cpu() if state == "step" else value.to(tensor.device)

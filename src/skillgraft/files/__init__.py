@@ -1,0 +1,1 @@
+"""Bytes on disk: atomic writing, the safetensors container, graft files."""

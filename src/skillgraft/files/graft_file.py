@@ -1,0 +1,267 @@
+"""Graft and region <-> one safetensors file. `docs/format.md` specifies it, byte for byte.
+
+    load(save(g)) == g, and equal grafts give equal bytes.
+
+For each parameter with entries: `<name>.indices` (or `<name>.bitmap` where that is smaller), `<name>.before`, and
+`<name>.values` (exact form) or `<name>.delta` (arithmetic form); heads whole under `<name>.head`. Everything else is
+string metadata. A region file has indices only. Everything is checked before any of it is used; nothing is repaired.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from skillgraft.errors import FormatError, SkillgraftError, listed
+from skillgraft.files import atomic
+from skillgraft.files import tensors as tensor_file
+from skillgraft.files.tensors import TensorFile, in_file, is_shape
+from skillgraft.values import strict_json
+from skillgraft.values.graft import Graft
+from skillgraft.values.info import ITEMS, Info
+from skillgraft.values.numbers import Array
+from skillgraft.values.region import Indices, Region, Scope
+
+T = TypeVar("T")
+FORMAT_VERSION = "1"
+GRAFT, REGION = "skillgraft.graft", "skillgraft.region"
+_MAX_HEADER_BYTES = 64_000_000
+_PARTS = ("indices", "bitmap", "before", "values", "delta", "head")
+_FORMS = {"exact": "values", "arithmetic": "delta"}
+_RESERVED = (
+    "format",
+    "format_version",
+    "form",
+    "scale",
+    "base_fingerprint",
+    "scope",
+    "scope_shapes",
+    "entries",
+    "density",
+)
+
+
+def save(graft: Graft, path: str | Path, *, overwrite: bool = False) -> None:
+    """Write a graft; the file appears complete or not at all. An existing file is refused unless `overwrite`."""
+    tensors: dict[str, Array] = {}
+    for name, at in graft.region.sites.items():
+        key, where = _encode(name, at, math.prod(graft.region.scope.shapes[name]))
+        tensors[key] = where
+        tensors[f"{name}.before"] = graft.before[name]
+        tensors[f"{name}.{_FORMS[graft.form]}"] = graft.change[name]
+    tensors.update({f"{name}.head": head for name, head in graft.heads.items()})
+    metadata = {
+        **_common(GRAFT, graft.region, graft.base_fingerprint, graft.info),
+        "form": graft.form,
+        "scale": repr(graft.scale),
+    }
+    with atomic.new_file(Path(path), overwrite=overwrite) as temporary:
+        tensor_file.write(temporary, tensors, metadata)
+
+
+def save_region(
+    region: Region, path: str | Path, *, base_fingerprint: str = "", info: Info | None = None, overwrite: bool = False
+) -> None:
+    """Write a region file: a graft file with indices only. An existing file is refused unless `overwrite`."""
+    tensors = dict(_encode(n, at, math.prod(region.scope.shapes[n])) for n, at in region.sites.items())
+    with atomic.new_file(Path(path), overwrite=overwrite) as temporary:
+        tensor_file.write(temporary, tensors, _common(REGION, region, base_fingerprint, info or Info()))
+
+
+def load(path: str | Path) -> Graft:
+    """Read a graft, or raise a FormatError that says what is wrong with the file."""
+    return _edge(Path(path), _graft)
+
+
+def load_region(path: str | Path) -> Region:
+    """Read the region of a region file or of a graft file."""
+    return _edge(Path(path), lambda file: _region(file, expected=(REGION, GRAFT)))
+
+
+def is_region_file(path: str | Path) -> bool:
+    """Whether a file is a region file (a graft file is not); the header alone tells."""
+    return TensorFile.open(Path(path), max_header_bytes=_MAX_HEADER_BYTES).metadata.get("format") == REGION
+
+
+def load_info(path: str | Path) -> tuple[str, Info]:
+    """Base fingerprint and provenance of a graft or region file."""
+
+    def read(file: TensorFile) -> tuple[str, Info]:
+        _check_kind(file, (GRAFT, REGION))
+        return _fingerprint(file.metadata["base_fingerprint"]), _info(file.metadata)
+
+    return _edge(Path(path), read)
+
+
+def _edge(path: Path, read: Callable[[TensorFile], T]) -> T:
+    """Deep code raises the fact; here the file's name is added, once."""
+    file = TensorFile.open(path, max_header_bytes=_MAX_HEADER_BYTES)
+    try:
+        return read(file)
+    except SkillgraftError as error:  # also what a Region or Graft says when it refuses the file's content
+        raise in_file(path, error) from None
+
+
+def _common(kind: str, region: Region, fingerprint: str, info: Info) -> dict[str, str]:
+    shapes = {name: list(shape) for name, shape in region.scope.shapes.items()}
+    return {
+        **info.texts,
+        "format": kind,
+        "format_version": FORMAT_VERSION,
+        "base_fingerprint": _fingerprint(fingerprint),
+        "scope": region.scope.label,
+        "scope_shapes": strict_json.canonical(shapes),
+        "entries": str(len(region)),
+        "density": repr(region.density),
+    }
+
+
+def _encode(name: str, at: Indices, size: int) -> tuple[str, Array]:
+    """Indices, or a bitmap (one bit an entry, lowest bit first) where that takes fewer bytes."""
+    if (size + 7) // 8 >= at.nbytes:
+        return f"{name}.indices", at
+    flags = np.zeros(size, np.uint8)
+    flags[at] = 1
+    return f"{name}.bitmap", np.packbits(flags, bitorder="little")
+
+
+def _graft(file: TensorFile) -> Graft:
+    region = _region(file, expected=(GRAFT,))
+    form, stems = file.metadata["form"], _stems(file)
+    if form not in _FORMS:
+        raise FormatError(f"form must be one of {', '.join(_FORMS)}, found {form[:40]!r}")
+    for other in _FORMS.keys() - {form}:
+        if stems[_FORMS[other]]:
+            raise FormatError(f"the form is {form}, found {_FORMS[other]} for {listed(sorted(stems[_FORMS[other]]))}")
+    return Graft(
+        region,
+        _numbers(file, region, "before"),
+        _numbers(file, region, _FORMS[form]),
+        form="exact" if form == "exact" else "arithmetic",
+        scale=_scale(file.metadata["scale"]),
+        heads={name: _read(file, f"{name}.head") for name in stems["head"]},
+        base_fingerprint=_fingerprint(file.metadata["base_fingerprint"]),
+        info=_info(file.metadata),
+    )
+
+
+def _region(file: TensorFile, *, expected: tuple[str, ...]) -> Region:
+    _check_kind(file, expected)
+    scope = _scope(file.metadata)
+    stems = _stems(file)
+    twice = stems["indices"] & stems["bitmap"]
+    if twice:
+        raise FormatError(f"{listed(sorted(twice))}: both indices and a bitmap")
+    foreign = sorted((stems["indices"] | stems["bitmap"]) - scope.shapes.keys())
+    if foreign:
+        raise FormatError(f"{listed(foreign)}: not in the file's own scope")
+    sites = {name: _decode(file, name, math.prod(scope.shapes[name])) for name in stems["indices"] | stems["bitmap"]}
+    if any(len(at) == 0 for at in sites.values()):
+        raise FormatError(f"{listed(sorted(n for n, at in sites.items() if len(at) == 0))}: listed without entries")
+    region = Region(scope, sites)
+    for key, true in (("entries", str(len(region))), ("density", repr(region.density))):
+        if file.metadata[key] != true:
+            raise FormatError(f"the metadata says {key} {file.metadata[key][:40]!r}, the tensors hold {true}")
+    parts = {part for part in _PARTS if stems[part]} - {"indices", "bitmap"}
+    allowed = {"head", "before", *_FORMS.values()} if file.metadata["format"] == GRAFT else set()
+    if parts - allowed:
+        raise FormatError(f"a region file holds indices only, found also {listed(sorted(parts))}")
+    return region
+
+
+def _check_kind(file: TensorFile, expected: tuple[str, ...]) -> None:
+    kind, version = file.metadata.get("format"), file.metadata.get("format_version")
+    if kind not in (GRAFT, REGION):
+        raise FormatError("not a graft: its metadata has no skillgraft format; make one with `skillgraft extract`")
+    if kind not in expected:
+        raise FormatError(f"expected a {expected[0]} file, found a {kind} file")
+    if version != FORMAT_VERSION:
+        raise FormatError(
+            f"format version {str(version)[:20]!r}, this skillgraft reads version {FORMAT_VERSION}; update it"
+        )
+    needed = set(_RESERVED) - ({"form", "scale"} if kind == REGION else set())
+    missing, unknown = needed - file.metadata.keys(), file.metadata.keys() - needed - ITEMS.keys()
+    if missing or unknown:
+        what = "lacks" if missing else "has unknown items"
+        raise FormatError(f"the metadata {what}: {listed(sorted(key[:40] for key in missing or unknown))}")
+
+
+def _stems(file: TensorFile) -> dict[str, set[str]]:
+    """Part → the parameter names that have it. A tensor with another ending is refused."""
+    stems: dict[str, set[str]] = {part: set() for part in _PARTS}
+    for name in file.entries:
+        stem, _, part = name.rpartition(".")
+        if part not in stems or not stem:
+            raise FormatError(f"unexpected tensor {name[:80]!r}; its ending must be one of {', '.join(_PARTS)}")
+        stems[part].add(stem)
+    return stems
+
+
+def _decode(file: TensorFile, name: str, size: int) -> Array:
+    """The indices as the file has them; `Region` proves that they are sorted, unique and in range."""
+    if f"{name}.indices" in file.entries:
+        entry = file.entries[f"{name}.indices"]
+        if entry.tag not in ("I32", "I64") or len(entry.shape) != 1:
+            raise FormatError(f"{name}.indices: expected one row of I32 or I64, found {entry.tag} {list(entry.shape)}")
+        return _read(file, entry.name)
+    entry = file.entries[f"{name}.bitmap"]
+    expected = (size + 7) // 8
+    if entry.tag != "U8" or entry.shape != (expected,):
+        raise FormatError(f"{name}.bitmap: expected U8 [{expected}], found {entry.tag} {list(entry.shape)}")
+    flags = np.unpackbits(file.flat(entry.name), bitorder="little")
+    if flags[size:].any():
+        raise FormatError(f"{name}.bitmap: bits beyond the {size} entries are set")
+    return np.flatnonzero(flags[:size])
+
+
+def _numbers(file: TensorFile, region: Region, part: str) -> dict[str, Array]:
+    """All tensors of one part; that they fit the region, and are finite, `Graft` proves."""
+    names = _stems(file)[part]
+    if names != region.sites.keys():
+        odd = sorted(names ^ region.sites.keys())
+        raise FormatError(f"{part}: its parameters are not those that have indices; only one side has {listed(odd)}")
+    return {name: _read(file, f"{name}.{part}") for name in names}
+
+
+def _read(file: TensorFile, name: str) -> Array:
+    """A copy: a graft must outlive whatever becomes of its file, and touching a map that was cut short ends the process."""
+    array = file.read(name).copy()
+    array.flags.writeable = False
+    return array
+
+
+def _scope(metadata: Mapping[str, str]) -> Scope:
+    label = metadata["scope"]
+    try:
+        shapes = strict_json.parse(metadata["scope_shapes"])
+    except ValueError as error:
+        raise FormatError(f"scope_shapes is not valid JSON: {error}") from None
+    if not isinstance(shapes, dict):
+        raise FormatError("scope_shapes must map parameter names to shapes")
+    wrong = sorted(name for name, shape in shapes.items() if not is_shape(shape))
+    if wrong:
+        raise FormatError(f"scope_shapes: {listed(wrong)}: not a list of possible sizes")
+    return Scope.of(label, shapes)
+
+
+def _fingerprint(fingerprint: str) -> str:
+    if fingerprint and (len(fingerprint) != 64 or not set(fingerprint) <= set("0123456789abcdef")):
+        raise FormatError(f"base_fingerprint must be 64 hexadecimal digits, found {fingerprint[:70]!r}")
+    return fingerprint
+
+
+def _info(metadata: Mapping[str, str]) -> Info:
+    return Info.from_texts({key: text for key, text in metadata.items() if key not in _RESERVED})
+
+
+def _scale(text: str) -> float:
+    """The number; `1`, `+0.5` or `1_0`, which Python reads too, are not how it writes them."""
+    with suppress(ValueError):
+        if repr(float(text)) == text:
+            return float(text)
+    raise FormatError(f"scale must be a number as Python writes it, such as 0.5, found {text[:40]!r}")

@@ -1,0 +1,1 @@
+"""Model folders of any size, without model code: extract, apply, remove, compare."""

@@ -1,0 +1,323 @@
+"""Lift a skill out of a fine-tuned folder: base + tuned → Graft.
+
+    apply(base, extract(base, tuned)) equals tuned, bit for bit.
+
+Without a budget every entry whose bits differ is taken; with one, exactly that many of the scope, those that moved the
+most. Heads travel whole. Nothing is skipped silently: what changed outside the scope is counted in the provenance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from skillgraft.errors import FormatError, InputError, listed
+from skillgraft.folders.checkpoint import Checkpoint, RoundedTensors, Tensors, chunks, same_tensor, take
+from skillgraft.folders.lora import LoraCheckpoint
+from skillgraft.folders.movement import Progress, check_budget, count_of, most_moved, silent
+from skillgraft.folders.weight_files import SINGLE, read_json, refuse_adapters
+from skillgraft.values.graft import Graft
+from skillgraft.values.info import Info, versions
+from skillgraft.values.names import in_layers, is_embedding, is_head
+from skillgraft.values.numbers import Array, bits, is_float
+from skillgraft.values.region import Region, Scope
+
+
+def check_same_vocabulary(base: Path, tuned: Path) -> None:
+    """Compare the first tokenizer file that both folders have; settings such as padding do not count."""
+    for name, tokens in _VOCABULARIES.items():
+        ours, theirs = base / name, tuned / name
+        if ours.is_file() and theirs.is_file():
+            if tokens(ours) != tokens(theirs):
+                raise InputError(
+                    f"the tokenizers differ: {ours} and {theirs} do not have the same tokens; a graft needs one vocabulary"
+                )
+            return
+
+
+def _tokens(path: Path) -> Any:
+    """Vocabulary, merges and added tokens of a tokenizer.json."""
+    content = read_json(path)
+    try:
+        model, added = content.get("model") or {}, content.get("added_tokens") or []
+        # Newer files spell a merge as a pair, older ones as two words.
+        merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model.get("merges") or []]
+        return model.get("vocab"), merges, {(token["id"], token["content"]) for token in added}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise FormatError(f"{path}: not a tokenizer ({error!r})") from None
+
+
+# Tokenizer file → what in it makes the vocabulary.
+_VOCABULARIES: Mapping[str, Callable[[Path], Any]] = {
+    "tokenizer.json": _tokens,
+    "vocab.json": read_json,
+    "vocab.txt": Path.read_bytes,
+    "spiece.model": Path.read_bytes,
+    "sentencepiece.bpe.model": Path.read_bytes,
+    "tokenizer.model": Path.read_bytes,
+}
+
+
+Tuned = Checkpoint | LoraCheckpoint
+# Items of config.json that travel by themselves, or that say nothing about what the model computes.
+_APART = frozenset(
+    {
+        *("architectures", "id2label", "label2id", "num_labels"),
+        *("_name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "dtype", "use_cache"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Which tensors of base and tuned are compared entry by entry, which travel whole, and which are gone."""
+
+    shared: Mapping[str, tuple[int, ...]]
+    whole: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+def extract(
+    base: str | Path,
+    tuned: str | Path,
+    *,
+    density: float | None = None,
+    entries: int | None = None,
+    region: Region | None = None,
+    scope: str | None = None,
+    convert: bool = False,
+    progress: Progress = silent,
+) -> Graft:
+    """The graft that turns the base folder into the tuned one: all of it, the most moved of the scope, or in `region`.
+
+    `density` is a share of the scope, `entries` a count. `convert` rounds a tuned model of another number format to the
+    base's. Scope: by default the transformer layers; without a budget whatever changed.
+    """
+    check_budget(density, entries)
+    if region is not None and (density is not None or entries is not None):
+        raise InputError("give a density, a number of entries or a region, one of them")
+    before, after, source, pairing = opened_pair(base, tuned, convert=convert)
+    count = partial(count_of, density=density, entries=entries) if density or entries else None
+    chosen, outside = _choose(before, source, pairing, count=count, region=region, scope=scope, progress=progress)
+    graft = _graft(before, after, source, pairing, chosen, outside).with_info(
+        method="movement" if count is not None else "region" if region is not None else "difference",
+        recipe={"density": density, "entries": entries, "scope": chosen.scope.label, "convert": convert},
+    )
+    before.check_unchanged()
+    after.check_unchanged()
+    return graft
+
+
+def _graft(
+    before: Checkpoint, after: Tuned, source: Tensors, pairing: Pairing, region: Region, outside: Mapping[str, int]
+) -> Graft:
+    """The graft of a region. Heads are copied: the graft must outlive whatever becomes of tuned's files."""
+    return Graft(
+        region,
+        {name: take(before, name, at) for name, at in region.sites.items()},
+        {name: take(source, name, at) for name, at in region.sites.items()},
+        heads={name: source.flat(name).reshape(source.shapes[name]).copy() for name in pairing.whole},
+        base_fingerprint=before.fingerprint,
+        info=_provenance(before, after, pairing, outside),
+    )
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether the folder holds a PEFT adapter instead of a whole model."""
+    return (path / "adapter_config.json").is_file() and not (path / SINGLE).is_file()
+
+
+def open_tuned(path: Path, base: Checkpoint) -> Tuned:
+    """A tuned model: a checkpoint folder, or a PEFT LoRA adapter of `base`. Bottleneck adapters have no delta: refused."""
+    refuse_adapters(path)
+    return LoraCheckpoint.open(path, base) if is_adapter(path) else Checkpoint.open(path)
+
+
+def check_pair(base: str | Path, tuned: str | Path, *, convert: bool = False) -> tuple[Checkpoint, Tensors, Graft]:
+    """Base and tuned, compared by their headers and heads: another model, vocabulary or number format is refused.
+
+    Gives the base, tuned's numbers in the base's formats, and the graft of tuned's heads alone with its provenance.
+    """
+    before, after, source, pairing = opened_pair(base, tuned, convert=convert)
+    nothing = Region(Scope.of("all", pairing.shared), {})
+    return before, source, _graft(before, after, source, pairing, nothing, {})
+
+
+def opened_pair(base: str | Path, tuned: str | Path, *, convert: bool) -> tuple[Checkpoint, Tuned, Tensors, Pairing]:
+    """Base, tuned as it lies on disk, tuned in the base's number formats, and how their tensors match."""
+    refuse_adapters(base)
+    before = Checkpoint.open(base)
+    after = open_tuned(Path(tuned), before)
+    check_same_vocabulary(before.path, after.path)
+    pairing = pair(before, after)
+    source = _in_one_format(before, after, pairing, convert=convert)
+    changed = [name for name in pairing.whole if name not in before.shapes or not same_tensor(before, source, name)]
+    return before, after, source, replace(pairing, whole=tuple(changed))
+
+
+def pair(base: Checkpoint, tuned: Tuned) -> Pairing:
+    """Match the tensors of both; a body tensor whose shape differs means another model and is refused."""
+    twins = _common_twins(base, tuned)
+    ours = base.shapes.keys() - (twins & tuned.shapes.keys())  # a copy that tuned does not store is one that it removed
+    theirs = tuned.shapes.keys() - twins
+    whole = set(theirs - ours)
+    shared = {}
+    reshaped = []
+    for name in sorted(ours & theirs):
+        if is_head(name) or not is_float(base.dtypes[name]):
+            if not same_tensor(base, tuned, name):
+                whole.add(name)
+        elif base.shapes[name] != tuned.shapes[name]:
+            reshaped.append(name)
+        else:
+            shared[name] = base.shapes[name]
+    if reshaped:
+        raise InputError(_why_reshaped(base, tuned, reshaped))
+    if not any(in_layers(name) for name in shared) and any(in_layers(name) for name in ours):
+        raise InputError(
+            f"{base.path} and {tuned.path} share no transformer layer: {listed(sorted(ours - theirs), most=2)} here, "
+            f"{listed(sorted(theirs - ours), most=2)} there; are they the same architecture?"
+        )
+    missing = sorted(name for name in ours - theirs if in_layers(name))
+    extra = sorted(name for name in whole if in_layers(name) and name not in ours)
+    if missing or extra:
+        raise InputError(
+            f"the layers differ: only {base.path} has {listed(missing) or 'nothing'}, only {tuned.path} has "
+            f"{listed(extra) or 'nothing'}; a graft needs base and tuned of one architecture"
+        )
+    return Pairing(shared, tuple(sorted(whole)), tuple(sorted(ours - theirs)))
+
+
+def _common_twins(base: Checkpoint, tuned: Tuned) -> set[str]:
+    """Second copies of tied weights that neither side uses on its own: tied on each side that stores them."""
+    names = base.twins.keys() | tuned.twins.keys()
+    return {name for name in names if all(name in side.twins or name not in side.shapes for side in (base, tuned))}
+
+
+def _why_reshaped(base: Checkpoint, tuned: Tuned, names: list[str]) -> str:
+    longer = [name for name in names if base.shapes[name][1:] == tuned.shapes[name][1:]]
+    name = next(filter(is_embedding, longer), names[0])
+    shapes = f"{name} is {list(base.shapes[name])} in {base.path} and {list(tuned.shapes[name])} in {tuned.path}"
+    if longer == names and is_embedding(name):
+        return f"the embeddings' length changed: {shapes}; a graft needs base and tuned with one vocabulary"
+    return f"{len(names)} tensors have another shape: {shapes}; these are different models"
+
+
+def _in_one_format(base: Checkpoint, tuned: Tuned, pairing: Pairing, *, convert: bool) -> Tensors:
+    differ = [name for name in pairing.shared if base.dtypes[name] != tuned.dtypes[name]]
+    if differ and not convert:
+        name = differ[0]
+        raise InputError(
+            f"{len(differ)} tensors are {base.dtypes[name]} in {base.path} and {tuned.dtypes[name]} in {tuned.path} "
+            f"(first {name}); use a base of tuned's format, or --convert to round tuned to {base.dtypes[name]}"
+        )
+    if not convert:
+        return tuned
+    # A head that only tuned has gets the base's usual format.
+    floats = [name for name, dtype in tuned.dtypes.items() if is_float(dtype)]
+    return RoundedTensors(tuned, {**tuned.dtypes, **{name: base.dtypes.get(name, base.format) for name in floats}})
+
+
+def _choose(
+    base: Checkpoint,
+    tuned: Tensors,
+    pairing: Pairing,
+    *,
+    count: Callable[[Scope], int] | None,
+    region: Region | None,
+    scope: str | None,
+    progress: Progress,
+) -> tuple[Region, dict[str, int]]:
+    """The region to take, and tensor → changed entries that are left out because the scope does not hold them."""
+    if region is not None:
+        foreign = sorted(n for n in region if pairing.shared.get(n) != region.scope.shapes[n])
+        if foreign:
+            raise InputError(
+                f"the region is not of this model: {listed(foreign)} are missing here or have another shape"
+            )
+        return region, {}
+    if count is not None:
+        within = Scope.select(scope or "layers", pairing.shared)
+        chosen = most_moved(base, tuned, within, count(within), progress=progress)
+        return chosen, changed_outside(base, tuned, pairing.shared, within)
+    return _everything(base, tuned, pairing, scope=scope, progress=progress)
+
+
+def _everything(
+    base: Checkpoint, tuned: Tensors, pairing: Pairing, *, scope: str | None, progress: Progress
+) -> tuple[Region, dict[str, int]]:
+    everything = Scope.of("all", pairing.shared)
+    sites = {}
+    done = 0
+    for name, shape in pairing.shared.items():
+        sites[name] = _changed(base, tuned, name)
+        done += math.prod(shape)
+        progress(done, everything.size)
+    if scope is None:
+        inside = all(in_layers(name) for name, at in sites.items() if len(at))
+        scope = "layers" if inside and any(map(in_layers, sites)) else "all"
+    within = Scope.select(scope, pairing.shared)
+    outside = {name: len(at) for name, at in sites.items() if name not in within.shapes and len(at)}
+    return Region(within, {name: at for name, at in sites.items() if name in within.shapes}), outside
+
+
+def _changed(base: Tensors, tuned: Tensors, name: str) -> Array:
+    """The entries whose bits differ."""
+    found = [low + np.flatnonzero(differ) for low, differ in _differences(base, tuned, name)]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def changed_outside(base: Tensors, tuned: Tensors, shared: Iterable[str], scope: Scope) -> dict[str, int]:
+    """Tensor → entries whose bits differ though the scope does not hold them; where they are is not kept."""
+    rest = {
+        name: sum(int(np.count_nonzero(differ)) for _, differ in _differences(base, tuned, name))
+        for name in shared
+        if name not in scope.shapes
+    }
+    return {name: count for name, count in rest.items() if count}
+
+
+def _differences(base: Tensors, tuned: Tensors, name: str) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+    for low, high in chunks(math.prod(base.shapes[name]), base.dtypes[name].itemsize):
+        yield low, bits(base.flat(name, low, high)) != bits(tuned.flat(name, low, high))
+
+
+def _provenance(base: Checkpoint, tuned: Tuned, pairing: Pairing, outside: Mapping[str, int]) -> Info:
+    same = not pairing.whole and not pairing.removed and tuned.prefix == base.prefix
+    under = [name for name in pairing.whole if tuned.prefix and tuned.under_prefix(name)]
+    labels = _labels(tuned.config)
+    return Info(
+        base=base.name,
+        tuned=tuned.name,
+        # Without heads the graft fits under every architecture; with them it brings tuned's own.
+        prefix=None if same else tuned.prefix,
+        body_heads=under or None,
+        removed=list(pairing.removed) or None,
+        architectures=tuned.config.get("architectures"),
+        id2label=labels,
+        labels=list(labels.values()) if labels else None,
+        num_labels=len(labels) if labels else None,
+        config=_other_settings(base.config, tuned.config) or None,
+        outside_scope=dict(outside) or None,
+        versions=versions(),
+    )
+
+
+def _labels(config: Mapping[str, Any]) -> dict[str, str] | None:
+    """Class number → label name, in order."""
+    labels = config.get("id2label")
+    if not isinstance(labels, dict) or not all(str(key).isdecimal() for key in labels):
+        return None
+    return {str(key): str(labels[key]) for key in sorted(labels, key=int)}
+
+
+def _other_settings(base: Mapping[str, Any], tuned: Mapping[str, Any]) -> dict[str, Any]:
+    """What tuned's config says otherwise than base's and a model's output can depend on (padding, tying, scaling …)."""
+    return {key: value for key, value in tuned.items() if key not in _APART and (key not in base or base[key] != value)}

@@ -1,0 +1,1 @@
+"""Other programs' worlds: what a graft becomes for them."""

@@ -1,0 +1,1 @@
+"""Grafts on live torch modules."""

@@ -1,0 +1,263 @@
+"""What a model said about every row of a split: `Predictions`, the value that all measuring starts from.
+
+A model runs once; every metric, comparison, interval and picture is a function of what is kept here.
+
+    >>> said = Predictions([[2.0, 0.0], [0.0, 1.0]], [0, 0], task="sst2", label_names=("bad", "good"))
+    >>> said.predicted.tolist(), [round(float(c), 3) for c in said.confidence]
+    ([0, 1], [0.881, 0.731])
+
+The file is an .npz of three arrays, `scores`, `labels` and `header` (JSON as bytes), never pickled, written to a
+temporary file and renamed. Law: `Predictions.load(p.save(path)) == p`. Refused: NaN, +inf, a row or a label without a
+score, a label outside the classes, names that do not fit the classes, and any file that is not all of this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from skillgraft.errors import FormatError, InputError, did_you_mean
+from skillgraft.files import atomic
+
+FloatArray = npt.NDArray[np.float64]
+_Array = TypeVar("_Array", bound=npt.NDArray[Any])
+
+TASK_METRICS = ("accuracy", "f1")
+_VERSION = "skillgraft-predictions-1"
+_DTYPES = {"scores": np.dtype("<f4"), "labels": np.dtype("<i8"), "header": np.dtype("u1")}
+_HEADER_KEYS = ("format", "label_names", "task", "metric", "made_by")
+# What numpy's and zipfile's readers raise on truncated, altered or hostile bytes.
+_UNREADABLE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    EOFError,
+    OSError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """One split's scores (logits, float32, rows × classes) and its true labels (int64).
+
+    Rows of a choice task that have fewer choices than others are padded at the end with −inf. `made_by` says in plain
+    strings what made the scores (model, graft, split, seed …). The arrays are read-only.
+    """
+
+    scores: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+    task: str = field(kw_only=True)
+    metric: str = field(default="accuracy", kw_only=True)
+    label_names: tuple[str, ...] = field(default=(), kw_only=True)
+    made_by: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        with np.errstate(over="ignore"):  # a score too large for float32 turns into inf and is refused below
+            scores = np.array(self.scores, dtype=np.float32)
+        if np.asarray(self.labels).dtype.kind not in "iu":
+            raise InputError(f"labels must be whole numbers, found dtype {np.asarray(self.labels).dtype}")
+        labels = np.array(self.labels, dtype=np.int64)
+        for name, array in (("scores", scores), ("labels", labels)):
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        object.__setattr__(self, "label_names", tuple(self.label_names))
+        object.__setattr__(self, "made_by", MappingProxyType(dict(self.made_by)))
+        _check_words(self)
+        _check_shapes(self)
+        _check_numbers(self)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Predictions):
+            return NotImplemented
+        return (
+            np.array_equal(self.scores, other.scores)
+            and np.array_equal(self.labels, other.labels)
+            and _words(self) == _words(other)
+        )
+
+    # Arrays have no cheap hash, and nothing needs predictions as keys.
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def classes(self) -> int:
+        """The number of classes, or of choices in the longest row."""
+        return int(self.scores.shape[1])
+
+    @cached_property
+    def log_probabilities(self) -> FloatArray:
+        """The float64 log-softmax of each row; −inf where a choice is missing."""
+        return _read_only(self._shifted - np.log(np.exp(self._shifted).sum(axis=1, keepdims=True)))
+
+    @cached_property
+    def probabilities(self) -> FloatArray:
+        """The float64 softmax of each row; exactly 0 where a choice is missing."""
+        # Dividing, unlike exp(log p), puts equal scores exactly on the edge of a confidence bin.
+        weights = np.exp(self._shifted)
+        return _read_only(weights / weights.sum(axis=1, keepdims=True))
+
+    @cached_property
+    def predicted(self) -> npt.NDArray[np.int64]:
+        """The class with the highest score; the first of them on a tie."""
+        return _read_only(self.scores.argmax(axis=1).astype(np.int64))
+
+    @cached_property
+    def confidence(self) -> FloatArray:
+        """The probability of the predicted class."""
+        return _read_only(self.probabilities.max(axis=1))
+
+    @cached_property
+    def hits(self) -> npt.NDArray[np.bool_]:
+        """Which rows are predicted rightly."""
+        return _read_only(self.predicted == self.labels)
+
+    @property
+    def _shifted(self) -> FloatArray:
+        """Scores less their row's largest, so that exp cannot overflow."""
+        shifted: FloatArray = self.scores.astype(np.float64)
+        shifted -= shifted.max(axis=1, keepdims=True)
+        return shifted
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the file whole or not at all, and return its path as given (nothing is added to the name)."""
+        target = Path(path)
+        header = np.frombuffer(json.dumps({"format": _VERSION, **_words(self)}, sort_keys=True).encode(), np.uint8)
+        with atomic.new_file(target, overwrite=True) as temporary, temporary.open("wb") as file:
+            np.savez(file, header=header, scores=self.scores, labels=self.labels)
+        return target
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Predictions:
+        """Read what `save` wrote; everything is checked before any of it is used."""
+        source = Path(path)
+        if not source.is_file():
+            raise InputError(
+                f"{source}: expected a predictions file (.npz), found no such file; evaluate the model first"
+            )
+        try:
+            arrays = _read_arrays(source)
+            return cls(arrays["scores"], arrays["labels"], **_read_header(arrays["header"]))
+        except InputError as error:
+            raise FormatError(f"{source}: {error}") from error
+
+
+def same_rows(first: Predictions, *others: Predictions) -> None:
+    """Refuse predictions that are not about the same rows: a comparison row by row would mean nothing."""
+    for other in others:
+        for what in ("task", "metric", "label_names"):
+            one, two = getattr(first, what), getattr(other, what)
+            if one != two:
+                raise InputError(f"predictions of the same rows must agree on {what}, found {one!r} and {two!r}")
+        if len(first) != len(other):
+            raise InputError(f"predictions must be of the same rows, found {len(first)} and {len(other)} rows")
+        differ = first.labels != other.labels
+        if differ.any():
+            found = f"{int(differ.sum())} of {len(differ)} labels differ, the first in row {int(differ.argmax())}"
+            raise InputError(
+                f"predictions must be of the same rows in the same order, but {found}; same split and seed?"
+            )
+
+
+def _read_only(array: _Array) -> _Array:
+    array.flags.writeable = False
+    return array
+
+
+def _words(said: Predictions) -> dict[str, Any]:
+    """Everything but the arrays, as the file's header holds it."""
+    return {
+        "task": said.task,
+        "metric": said.metric,
+        "label_names": list(said.label_names),
+        "made_by": dict(said.made_by),
+    }
+
+
+def _check_words(said: Predictions) -> None:
+    if not isinstance(said.task, str) or not said.task:
+        raise InputError(f"task must be a name, found {said.task!r}")
+    if said.metric not in TASK_METRICS:
+        raise InputError(f"unknown task metric {said.metric!r}; {did_you_mean(str(said.metric), TASK_METRICS)}")
+    texts = [*said.label_names, *said.made_by, *said.made_by.values()]
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError("label_names and made_by hold strings only; write numbers as text")
+    if len(set(said.label_names)) != len(said.label_names):
+        raise InputError(f"label_names must differ from each other, found {list(said.label_names)}")
+
+
+def _check_shapes(said: Predictions) -> None:
+    scores, labels = said.scores.shape, said.labels.shape
+    if len(scores) != 2 or scores[0] < 1 or scores[1] < 2:
+        raise InputError(f"scores must have the shape (rows ≥ 1, classes ≥ 2), found {scores}")
+    if labels != scores[:1]:
+        raise InputError(f"labels must have the shape ({scores[0]},), one for each row of scores, found {labels}")
+    if said.label_names and len(said.label_names) != scores[1]:
+        raise InputError(f"{scores[1]} classes need as many label_names (or none), found {len(said.label_names)}")
+    if said.metric == "f1" and scores[1] != 2:
+        raise InputError(f"metric f1 needs 2 classes (it is the F1 of label 1), found {scores[1]}")
+
+
+def _check_numbers(said: Predictions) -> None:
+    scores, labels = said.scores, said.labels
+    missing = np.isneginf(scores)
+    _refuse_rows(np.isnan(scores).any(axis=1), "NaN among the scores; the model that made them diverged")
+    _refuse_rows(np.isposinf(scores).any(axis=1), "a score of +inf; scores must fit into float32")
+    _refuse_rows(
+        (missing[:, :-1] & ~missing[:, 1:]).any(axis=1), "−inf before a finite score; padding stands at the end"
+    )
+    _refuse_rows((labels < 0) | (labels >= said.classes), f"a label outside 0 … {said.classes - 1}")
+    _refuse_rows(missing[np.arange(len(labels)), labels], "a label whose score is padding (−inf)")
+
+
+def _refuse_rows(bad: npt.ArrayLike, fault: str) -> None:
+    rows = np.flatnonzero(bad)
+    if len(rows):
+        raise InputError(f"{len(rows)} of {np.size(bad)} rows have {fault} (the first is row {rows[0]})")
+
+
+def _read_arrays(source: Path) -> dict[str, npt.NDArray[Any]]:
+    try:
+        # numpy leaves a file open that turns out to be no archive, so opening it is done here.
+        with source.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            names = set(stored.files)
+            if names != set(_DTYPES):
+                raise InputError(f"expected the arrays {', '.join(sorted(_DTYPES))}, found {', '.join(sorted(names))}")
+            arrays = {name: stored[name] for name in _DTYPES}
+    except _UNREADABLE as error:
+        raise InputError(f"not a readable predictions file ({error}); evaluate the model again") from error
+    for name, array in arrays.items():
+        if array.dtype != _DTYPES[name]:
+            raise InputError(f"array {name} must have dtype {_DTYPES[name]}, found {array.dtype}")
+    return arrays
+
+
+def _read_header(header: npt.NDArray[np.uint8]) -> dict[str, Any]:
+    try:
+        words = json.loads(header.tobytes())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the header is not JSON: {error}") from error
+    if not isinstance(words, dict) or set(words) != set(_HEADER_KEYS):
+        raise InputError(f"the header must have the keys {', '.join(_HEADER_KEYS)}, found {str(words)[:200]}")
+    if words.pop("format") != _VERSION:
+        raise InputError(f"the header's format must be {_VERSION}")
+    if not isinstance(words["label_names"], list) or not isinstance(words["made_by"], dict):
+        raise InputError("the header's label_names must be a list and its made_by a mapping")
+    return words

@@ -1,0 +1,271 @@
+"""The learned region (P1 §2.3): gradient descent on a soft mask over the entries of a finished fine-tune.
+
+    γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S)                              (P1 eq. 4)
+    minimise over S the task loss at reference + γ ⊙ (tuned − reference)         (P1 eq. 3)
+
+By the chain rule ∂L/∂S = ∂L/∂θ ⊙ (tuned − reference) ⊙ (1 − 2γ_base) ⊙ σ′(S): one ordinary backward pass at the blended
+weights gives all of it, so a step costs a step of training. P1 descends with a learning rate of 1e7, which fits RoBERTa; here it
+is found from the first step's slopes, so that the mask reaches the size that is asked for on any model.
+
+Kept per entry of the scope: the weight, its gradient and S; base's and tuned's own numbers are read where they lie, in mapped
+files if they were loaded from such.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skillgraft.errors import InputError, RunError
+from skillgraft.live.grafted import as_numpy, as_torch
+from skillgraft.regions.problem import Problem
+from skillgraft.regions.ranking import Array, Ranking
+from skillgraft.training.snapshot import Snapshot
+from skillgraft.values.region import Indices, Region, Scope
+
+Look = tuple[int, int, float]  # step, entries of the rounded region, its score
+
+
+@dataclass
+class Progress:
+    """The losses of the steps so far, the looks, the region of the best one, and the learning rate."""
+
+    losses: list[float] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    best: Region | None = None
+    lr: float | None = None
+
+    @property
+    def step(self) -> int:
+        """How many steps are done."""
+        return len(self.losses)
+
+    def look(self, region: Region, score: float) -> None:
+        """Note the score of this step's region; the first of the best ones is kept."""
+        if not math.isfinite(score):
+            raise RunError(f"the score is {score} at step {self.step}: regions can only be compared by finite numbers")
+        if all(score > earlier for _, _, earlier in self.looks):
+            self.best = region
+        self.looks.append((self.step, len(region), score))
+
+    def is_stale(self, patience: int | None) -> bool:
+        """Whether so many looks brought nothing better."""
+        scores = [score for _, _, score in self.looks]
+        return patience is not None and bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= patience
+
+    def save(self, snapshot: Snapshot, s: Mapping[str, Tensor]) -> None:
+        """Keep it in the snapshot, with S."""
+        arrays = {f"s/{name}": as_numpy(tensor) for name, tensor in s.items()}
+        arrays |= {f"best/{name}": at for name, at in self.best.sites.items()} if self.best is not None else {}
+        facts = {"losses": self.losses, "looks": self.looks, "best": self.best is not None, "lr": self.lr}
+        snapshot.write(arrays, facts)
+
+    @classmethod
+    def load(cls, snapshot: Snapshot, s: Mapping[str, Tensor], scope: Scope) -> Progress | None:
+        """The progress of an earlier search with the same settings, S put in place; None if there is none."""
+        found = snapshot.read()
+        if found is None:
+            return None
+        file, facts = found
+        sites = {}
+        with torch.no_grad():
+            for key in file.entries:
+                kind, _, name = key.partition("/")
+                if kind == "s":
+                    s[name].copy_(as_torch(file.read(key)))
+                else:
+                    sites[name] = file.read(key).copy()
+        best = Region(scope, sites) if facts["best"] else None
+        looks = [(step, entries, score) for step, entries, score in facts["looks"]]
+        return cls(facts["losses"], looks, best, facts["lr"])
+
+
+Init = Literal["constant", "uniform"]
+START = -9.5  # σ(−9.5) ≈ 7.5e-5: nearly nothing is chosen at the start
+AUTO = "auto"
+FIRST_MOVE = 0.25  # by which S of the last entry that is asked for moves in the first step
+P1_DENSITY = 1e-4  # of the region that P1's search grows to
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The outcome: the soft mask's numbers, and for each looked-at step the score of its rounded region."""
+
+    soft: SoftMask
+    region: Region
+    losses: tuple[float, ...]
+    looks: tuple[Look, ...]
+    lr: float
+
+
+class SoftMask:
+    """S and γ_base over a scope, and the blended weights they stand for."""
+
+    def __init__(self, problem: Problem, start: Region, *, init: Init = "constant", seed: int = 0) -> None:
+        if init not in get_args(Init):
+            raise InputError(f"a mask starts {' or '.join(get_args(Init))}, found {init!r}")
+        self.problem, self.start, self.init, self.seed = problem, start, init, seed
+        self.flipped = {name: problem.indices(name, at) for name, at in start.sites.items()}
+        self.s = {name: self.initial(name) for name in problem.slots}
+
+    def initial(self, name: str) -> Tensor:
+        """S of one parameter at the start. Drawn anew whenever it is asked for, so that it need not be kept."""
+        numbers = self.problem.before[name]
+        if self.init == "constant":
+            return torch.full(numbers.shape, START, dtype=torch.float32, device=numbers.device)
+        # The authors' start, U[0, 1] − 10; its noise decides many entries at larger budgets.
+        index = list(self.problem.slots).index(name)
+        seed = int(np.random.SeedSequence((self.seed, index)).generate_state(1)[0])
+        drawn = torch.rand(numbers.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+        return drawn.sub_(10.0).to(numbers.device)
+
+    def gamma(self, name: str) -> Tensor:
+        """γ of one parameter (eq. 4)."""
+        gamma = torch.sigmoid(self.s[name])
+        at = self.flipped.get(name)
+        if at is not None:
+            gamma[at] = 1.0 - gamma[at]
+        return gamma
+
+    @torch.no_grad()
+    def blend(self) -> None:
+        """Write reference + γ ⊙ delta into the model."""
+        for name, s in self.s.items():
+            for low, high in self.problem.blocks(name):
+                reference, delta = self.problem.numbers(name, low, high)
+                gamma = torch.sigmoid(s[low:high]).to(delta.dtype)
+                self.problem.write(name, torch.addcmul(reference, gamma, delta), low, high)
+            at = self.flipped.get(name)
+            if at is not None:
+                reference, delta = self.problem.delta_at(name, at)
+                flat = self.problem.slots[name].data.view(-1)
+                flat[at] = (reference + (1.0 - torch.sigmoid(s[at])) * delta).to(flat.dtype)
+
+    def rate(self, entries: int) -> float:
+        """The learning rate at which the first step moves S of the entry with the `entries`-th steepest slope by `FIRST_MOVE`."""
+        steepest = torch.empty(0)
+        for name in self.s:
+            gradient = self.problem.gradient(name)
+            if gradient is not None:
+                slopes = (gradient.to(torch.float32) * self.problem.delta(name)).abs_()
+                steepest = torch.cat([steepest.to(slopes), slopes.topk(min(entries, len(slopes))).values])
+                steepest = steepest.topk(min(entries, len(steepest))).values
+        last = float(steepest[-1]) if len(steepest) else 0.0
+        if not last > 0:
+            raise InputError(
+                f"fewer than {entries:,} entries have a slope at the first step: ask for fewer, or give a learning rate (lr=1e7)"
+            )
+        soft = torch.sigmoid(torch.tensor(START, dtype=torch.float64))
+        return FIRST_MOVE / (last * float(soft * (1 - soft)))
+
+    @torch.no_grad()
+    def descend(self, *, lr: float, l1: float = 0.0) -> None:
+        """One step of gradient descent on S from the gradients that the model's parameters hold."""
+        for name, whole in self.s.items():
+            gradient = self.problem.gradient(name)
+            if gradient is None:
+                continue
+            at = self.flipped.get(name)
+            if at is not None:
+                gradient[at] *= -1.0
+            for low, high in self.problem.blocks(name):
+                s, delta = whole[low:high], self.problem.numbers(name, low, high)[1]
+                slope = delta.mul_(gradient[low:high])
+                if l1:
+                    slope.add_(l1)  # ∂ Σσ(S) / ∂σ(S)
+                # slope ⊙ σ(S) ⊙ (1 − σ(S)) in one pass over memory.
+                s.sub_(torch.ops.aten.sigmoid_backward(slope, torch.sigmoid(s).to(slope.dtype)), alpha=lr)
+        for parameter in self.problem.parameters:
+            parameter.grad = None
+
+    def rounded(self) -> Region:
+        """γ > ½: S above 0, or below it in γ_base."""
+        return Region(self.problem.scope, {name: self._chosen(name) for name in self.s})
+
+    def _chosen(self, name: str) -> Indices:
+        s, at = self.s[name], self.flipped.get(name)
+        chosen = s > 0
+        if at is not None:
+            chosen[at] = s[at] < 0
+        return np.flatnonzero(as_numpy(chosen))
+
+    def ranking(self, *, most: int) -> Ranking:
+        """All entries, best first: γ_base's survivors, then by growth of γ since the start, then by |delta|."""
+        return Ranking(self.problem.scope, self._growth, self.problem.movement, most=most)
+
+    def _growth(self, name: str) -> Array:
+        gamma = self.gamma(name)
+        growth = gamma - torch.sigmoid(self.initial(name))
+        at = self.flipped.get(name)
+        if at is not None:
+            alive = gamma[at] > 0.5
+            # Survivors stand above every growth (which is below 1); the others grew less than nothing.
+            growth[at] = torch.where(alive, 2.0 + gamma[at], gamma[at] - 1.0)
+        return as_numpy(growth)
+
+
+def learn(
+    problem: Problem,
+    start: Region,
+    *,
+    steps: int = 100,
+    lr: float | str = AUTO,
+    entries: int | None = None,
+    l1: float = 0.0,
+    init: Init = "constant",
+    seed: int = 0,
+    score: Callable[[], float] | None = None,
+    look_every: int = 4,
+    patience: int | None = None,
+    snapshot: Snapshot | None = None,
+    snapshot_seconds: float = 60.0,
+    on_step: Callable[[int, int, Mapping[str, float]], None] | None = None,
+) -> Learned:
+    """Learn a region from γ_base = `start`. `lr` "auto" is found for a region of `entries`; P1's own is 1e7.
+
+    Steps are compared on the *rounded* region by `score` (the model as it stands on training and validation rows, as the
+    authors do), every `look_every` steps and at the end; without `score` the last step counts. `patience` stops after so
+    many looks without a better one. With a snapshot, a search that was killed goes on where it was and ends with the same bits.
+    """
+    _check_counts(steps=steps, look_every=look_every, patience=patience)
+    if lr != AUTO and (isinstance(lr, str) or not (lr > 0 and math.isfinite(lr))):
+        raise InputError(f"the mask's learning rate must be a number above 0, or {AUTO!r}; found {lr}")
+    if not (l1 >= 0 and math.isfinite(l1)):
+        raise InputError(f"the strength of the mask's L1 term must be a number of at least 0, found {l1}")
+    if patience is not None and score is None:
+        raise InputError("patience counts looks at a score, and there is none: give score=, or leave out patience")
+    with problem.borrowed():
+        soft = SoftMask(problem, start, init=init, seed=seed)
+        progress = (Progress.load(snapshot, soft.s, problem.scope) if snapshot else None) or Progress()
+        saved = time.monotonic()
+        while progress.step < steps and not progress.is_stale(patience):
+            soft.blend()
+            progress.losses.append(problem.backward(progress.step))
+            if progress.lr is None:
+                size = entries or max(1, round(P1_DENSITY * problem.scope.size))
+                progress.lr = soft.rate(size) if isinstance(lr, str) else lr
+            soft.descend(lr=progress.lr, l1=l1)
+            if score is not None and (progress.step % look_every == 0 or progress.step == steps):
+                region = soft.rounded()
+                problem.put_on(region)
+                progress.look(region, score())
+            if snapshot and problem.processes.is_main and time.monotonic() - saved >= snapshot_seconds:
+                progress.save(snapshot, soft.s)
+                saved = time.monotonic()
+            if on_step:
+                on_step(progress.step, steps, {"loss": progress.losses[-1]})
+    region = progress.best if progress.best is not None else soft.rounded()
+    return Learned(soft, region, tuple(progress.losses), tuple(progress.looks), progress.lr or 0.0)
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise InputError(f"{name} must be 1 or more, found {count}")

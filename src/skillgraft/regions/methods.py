@@ -1,0 +1,136 @@
+"""Ways to choose a region: one table, one signature.
+
+Each ranks all entries of the scope, so that every budget is a prefix of one order. Only the learned region also has an
+answer of its own to how many entries there are (γ > ½).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from skillgraft.errors import InputError, did_you_mean
+from skillgraft.live.grafted import as_numpy
+from skillgraft.regions.budgeted import ROWS, learn_within_budget
+from skillgraft.regions.learned import learn
+from skillgraft.regions.problem import Problem
+from skillgraft.regions.ranking import Array, Ranking
+from skillgraft.values.region import Region
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """A ranking of all entries, the method's own region where it has one, and what there is to tell about the search."""
+
+    ranking: Ranking
+    region: Region | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+# (problem, start, *, most, **options) -> MethodResult. `most` is the largest budget that will be asked for; `start` is γ_base,
+# which only the learned region uses.
+Method = Callable[..., MethodResult]
+
+
+def learned(problem: Problem, start: Region, *, most: int, **options: Any) -> MethodResult:
+    """P1 §2.3: gradient descent on a soft mask. Options are those of `learned.learn`."""
+    # Without a budget the mask grows to P1's own size.
+    result = learn(problem, start, **{"entries": most if most > 1 else None, **options})
+    losses = _thinned([(step, _rounded(loss)) for step, loss in enumerate(result.losses, start=1)])
+    looks = _thinned([(step, entries, _rounded(score)) for step, entries, score in result.looks])
+    facts = {"losses": losses, "looks": looks, "lr": _rounded(result.lr)}
+    return MethodResult(result.soft.ranking(most=most), result.region, facts)
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.6g}")
+
+
+def _thinned(points: Sequence[tuple[float, ...]], *, most: int = 50) -> list[list[float]]:
+    """The points, or `most` of them evenly spread from the first to the last: enough for a picture in a file's header."""
+    if len(points) > most:
+        points = [points[place] for place in np.linspace(0, len(points) - 1, most).round().astype(int)]
+    return [list(point) for point in points]
+
+
+def budgeted(problem: Problem, _start: Region, *, most: int, **options: Any) -> MethodResult:
+    """Small steps on the region itself, as large as the budget. Options are those of `learn_within_budget`."""
+    result = learn_within_budget(problem, budget=most, **options)
+    losses = [[step, _rounded(loss)] for step, loss in enumerate(result.losses, start=1)]
+    return MethodResult(result.ranking, facts={"losses": losses, "candidates": result.candidates})
+
+
+def movement(problem: Problem, _start: Region, *, most: int) -> MethodResult:
+    """P1's comparison: the entries that moved the most, |tuned − base|."""
+    return MethodResult(Ranking(problem.scope, problem.movement, problem.movement, most=most))
+
+
+def random(problem: Problem, _start: Region, *, most: int, seed: int = 0) -> MethodResult:
+    """P1's other comparison: entries drawn at random."""
+    places = {name: place for place, name in enumerate(problem.scope.shapes)}
+
+    def drawn(name: str) -> Array:
+        return np.random.default_rng((seed, places[name])).random(problem.scope.shapes[name], dtype=np.float32)
+
+    return MethodResult(Ranking(problem.scope, drawn, problem.movement, most=most))
+
+
+def attribution(problem: Problem, _start: Region, *, most: int, points: int = 8) -> MethodResult:
+    """How much of the loss an entry takes off on the straight line from reference to tuned: −mean gradient ⊙ delta."""
+    gained = {name: torch.zeros_like(problem.delta(name)) for name in problem.slots}
+    with problem.borrowed():
+        for point in range(points):
+            _go(problem, (point + 0.5) / points)
+            problem.backward(point)
+            for name, gain in gained.items():
+                gradient = problem.gradient(name)
+                if gradient is not None:
+                    gain.addcmul_(gradient.to(gain.dtype), problem.delta(name), value=-1.0 / points)
+    scores = {name: as_numpy(gain) for name, gain in gained.items()}
+    return MethodResult(Ranking(problem.scope, scores, problem.movement, most=most))
+
+
+def _go(problem: Problem, share: float) -> None:
+    """Put the model this share of the straight line from reference to tuned."""
+    for name in problem.slots:
+        for low, high in problem.blocks(name):
+            reference, change = problem.numbers(name, low, high)
+            problem.write(name, torch.add(reference, change, alpha=share), low, high)
+
+
+STEP_ROWS: Mapping[str, int] = MappingProxyType({"budgeted": ROWS})  # the rows of a step where a method likes few
+BALANCED = frozenset({"budgeted"})  # the methods whose steps have as many rows of each class
+SEEDED = frozenset({"learned", "random"})  # the methods that draw something
+# A plain table: a method of one's own is one more row, added from anywhere.
+METHODS: dict[str, Method] = {
+    "learned": learned,
+    "budgeted": budgeted,
+    "movement": movement,
+    "random": random,
+    "attribution": attribution,
+}
+
+
+# Whose keywords a method's options are, where the method hands them on.
+_HANDED_ON: Mapping[str, Callable[..., Any]] = MappingProxyType({"learned": learn, "budgeted": learn_within_budget})
+
+
+def method(name: str, options: Iterable[str] = ()) -> Method:
+    """A method by name; it must take all of these options."""
+    if name not in METHODS:
+        raise InputError(f"unknown method {name!r}; {did_you_mean(name, METHODS)}")
+    taken = inspect.signature(_HANDED_ON.get(name, METHODS[name])).parameters.values()
+    known = [
+        one.name for one in taken if one.kind is one.KEYWORD_ONLY and one.name not in ("most", "budget", "entries")
+    ]
+    for option in options:
+        if option not in known:
+            hint = did_you_mean(option, known) if known else "it has no settings"
+            raise InputError(f"the method {name!r} takes no {option!r}; {hint}")
+    return METHODS[name]

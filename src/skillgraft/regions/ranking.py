@@ -1,0 +1,117 @@
+"""The best entries of a scope by a score, over all parameters together, with ties settled the same way everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from skillgraft.values.region import Indices, Region, Scope, index_dtype
+
+Array = npt.NDArray[np.floating[Any]]
+# A number for every entry of each parameter: kept, or computed when its turn comes so that never all are in memory.
+Numbers = Mapping[str, Array] | Callable[[str], Array]
+_BLOCK = 1 << 17  # entries looked at together
+
+
+class Ranking:
+    """All entries of a scope, best first: by score, then by |delta|, name and index. Every budget is a prefix.
+
+    Only the entries that could be asked for are kept and sorted: `most` bounds the budget, and memory follows it. Parameters are
+    read once, in the scope's order.
+    """
+
+    def __init__(self, scope: Scope, scores: Numbers, movements: Numbers, *, most: int) -> None:
+        self.scope, self.names = scope, list(scope.shapes)
+        self.starts = np.cumsum([0, *map(math.prod, scope.shapes.values())])
+        best = _Best(min(most, scope.size), index_dtype(scope.size))
+        for start, name in zip(self.starts.tolist(), self.names, strict=False):
+            score, movement = _of(scores, name), _of(movements, name)
+            for low in range(0, len(score), _BLOCK):
+                best.offer(start + low, score[low : low + _BLOCK], movement[low : low + _BLOCK])
+        self.order = best.sorted()
+
+    def top(self, budget: int) -> Region:
+        """The best `budget` entries."""
+        chosen = np.sort(self.order[:budget])
+        cuts = np.searchsorted(chosen, self.starts)
+        sites = {
+            name: chosen[cuts[place] : cuts[place + 1]] - self.starts[place]
+            for place, name in enumerate(self.names)
+            if cuts[place + 1] > cuts[place]
+        }
+        return Region(self.scope, sites)
+
+
+def _of(numbers: Numbers, name: str) -> Array:
+    return (numbers(name) if callable(numbers) else numbers[name]).reshape(-1)
+
+
+class _Best:
+    """Collects candidates in order of position and, whenever there are too many, keeps the best and raises the edge."""
+
+    def __init__(self, count: int, index: np.dtype[Any]) -> None:
+        self.count, self.room, self.edge = count, count + max(count // 2, _BLOCK), -np.inf
+        self.scores: list[Array] = []
+        self.movements: list[Array] = []
+        self.places: list[Indices] = []
+        self.index, self.held = index, 0
+
+    def offer(self, start: int, score: Array, movement: Array) -> None:
+        at = np.flatnonzero(score >= self.edge)
+        if not len(at):
+            return
+        self.scores.append(score[at])
+        self.movements.append(movement[at])
+        self.places.append((start + at).astype(self.index))
+        self.held += len(at)
+        if self.held > self.room:
+            self.shrink()
+
+    def shrink(self) -> tuple[Array, Array, Indices]:
+        """What is held, reduced to the best `count`."""
+        score, movement, place = _joined(self.scores), _joined(self.movements), _joined(self.places)
+        if len(score) > self.count:
+            kept = _topmost(score, movement, self.count)
+            score, movement, place = score[kept], movement[kept], place[kept]
+            self.edge = score.min()
+        self.scores.append(score)
+        self.movements.append(movement)
+        self.places.append(place)
+        self.held = len(score)
+        return score, movement, place
+
+    def sorted(self) -> Indices:
+        score, movement, place = self.shrink()
+        # lexsort's last key decides first; places are name and index order.
+        order: Indices = place[np.lexsort((place, -movement, -score))]
+        return order
+
+
+def _joined(parts: list[Any]) -> Any:
+    """All parts in one array; the parts themselves are let go."""
+    whole = np.concatenate(parts)
+    parts.clear()
+    return whole
+
+
+def _topmost(score: Array, movement: Array, count: int) -> npt.NDArray[np.bool_]:
+    """Which `count` to keep: the highest scores; of equal ones the largest movements; of equal ones the first."""
+    kept, tied = _above_and_tied(score, count)
+    left = count - int(kept.sum())
+    if left < len(tied):
+        larger, same = _above_and_tied(movement[tied], left)
+        kept[tied[larger]] = True
+        kept[tied[same[: left - int(larger.sum())]]] = True
+    else:
+        kept[tied] = True
+    return kept
+
+
+def _above_and_tied(numbers: Array, count: int) -> tuple[npt.NDArray[np.bool_], Indices]:
+    """Which numbers are above the count-th largest, and where those are that equal it."""
+    edge = np.partition(numbers, len(numbers) - count)[len(numbers) - count]
+    return numbers > edge, np.flatnonzero(numbers == edge)

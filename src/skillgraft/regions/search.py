@@ -1,0 +1,305 @@
+"""How a region is searched, whatever the model: `SearchPlan` says what is wanted, `search` runs the method.
+
+A budget is a density, a number of entries, or a share of tuned's score to keep; without one the method itself says how many
+(γ > ½). A `scale` above 1 searches, and cuts, a multiple of tuned's change: a region of a ten-thousandth keeps the direction of
+a skill, but most of the distance that tuned went is outside it. Scale 1 is P1's graft.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from skillgraft.errors import InputError, did_you_mean
+from skillgraft.folders.movement import check_budget, count_of
+from skillgraft.opening.runtime import MixedPrecision, Runtime
+from skillgraft.regions.methods import BALANCED, METHODS, SEEDED, STEP_ROWS, MethodResult, method
+from skillgraft.regions.problem import Problem, Reference, Start
+from skillgraft.training.snapshot import Snapshot
+from skillgraft.values.region import Region, Scope
+
+AUTO = "auto"
+SCALES = (1.0, 2.0, 4.0, 8.0)  # that "auto" tries
+LARGEST = 0.1  # of the scope: beyond that a region is not small, and a search for the smallest gives up
+P1_ROWS = 1024  # of one step
+NESTED, PAPER = "nested", "paper"
+# What each curve over densities is, in words for whoever reads a table.
+CURVES: Mapping[str, str] = {
+    NESTED: "nested budgets of one search",
+    PAPER: "a search of its own from γ_base = the most moved entries of each density (P1)",
+}
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """What to search for: the method with its own `options`, how many entries, where, from which labels.
+
+    `density` is a share of the scope, `entries` a count, `keep` the share of tuned's score that the fewest entries must keep.
+    `start` is γ_base: a density, "empty", a region or its file. `labels` "tuned" learns from tuned's own predictions (P1 D.4).
+    `densities` are points of a `curve`. `batch_size` is the rows of one step. `mixed_precision` "bf16" takes gradients with
+    matrix products in bfloat16; scores are measured in the model's own format.
+    """
+
+    method: str = "learned"
+    density: float | None = None
+    entries: int | None = None
+    keep: float | None = None
+    scope: str = "layers"
+    start: Start = 1e-5
+    reference: Reference = "base"
+    scale: float | str = 1.0
+    labels: str = "true"
+    batch_size: int | None = None
+    densities: tuple[float, ...] = ()
+    curve: str = NESTED
+    mixed_precision: MixedPrecision = "no"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        method(self.method, self.options)
+        check_budget(self.density, self.entries)
+        if isinstance(self.start, int | float):
+            check_budget(self.start, None)
+        if self.keep is not None and (self.density is not None or self.entries is not None):
+            raise InputError("give a density, a number of entries or a share to keep, one of them")
+        if self.keep is not None and not 0 < self.keep <= 1:
+            raise InputError(f"a share to keep lies between 0 and 1, found {self.keep}")
+        if self.scale != AUTO and (isinstance(self.scale, str) or not 0 < self.scale < math.inf):
+            raise InputError(f"scale is a number above 0, or {AUTO!r}; found {self.scale!r}")
+        if self.scale != 1.0 and self.reference != "base":
+            raise InputError(f"scale is for grafts on the base: with the reference {self.reference!r} leave it at 1")
+        if self.labels not in ("true", "tuned"):
+            raise InputError(f"labels are 'true' or 'tuned', found {self.labels!r}")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"batch_size must be 1 or more, found {self.batch_size}")
+        if self.mixed_precision not in get_args(MixedPrecision):
+            raise InputError(f"mixed_precision is 'no' or 'bf16', found {self.mixed_precision!r}")
+        if self.curve not in CURVES:
+            raise InputError(f"unknown curve {self.curve!r}; {did_you_mean(self.curve, CURVES)}")
+        if self.curve == PAPER and self.method != "learned":
+            raise InputError(
+                f"the paper's curve starts a learned region from each density; {self.method!r} has no start: ask for the "
+                "nested curve"
+            )
+
+    @classmethod
+    def of(cls, **asked: Any) -> SearchPlan:
+        """A plan of its own fields; every other keyword is an option of the method."""
+        own = {each.name for each in fields(cls)}
+        options = {name: value for name, value in asked.items() if name not in own}
+        return cls(**{name: value for name, value in asked.items() if name in own}, options=options)
+
+    def seeded(self, seed: int) -> SearchPlan:
+        """With the seed of the rows for a method that draws something, unless it has one."""
+        return replace(self, options={"seed": seed, **self.options}) if self.method in SEEDED else self
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of one step at most: P1's 1024, or as few as the method likes."""
+        return self.batch_size or STEP_ROWS.get(self.method, P1_ROWS)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether each step has as many rows of each class."""
+        return self.method in BALANCED
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """The scales to try."""
+        return SCALES if isinstance(self.scale, str) else (float(self.scale),)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the method itself says how many entries: γ > ½ of its best step."""
+        return self.density is None and self.entries is None and self.keep is None
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The plan as a recipe records it."""
+        options = {key: value for key, value in self.options.items() if not callable(value)}
+        recorded = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "options"}
+        given = {key: value for key, value in recorded.items() if key not in ("densities", "curve", "method")}
+        return {**given, "start": str(self.start), "batch_size": self.step_rows, **options}
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """What decides a search, besides its start and scale; how many entries are cut from its ranking does not."""
+        cut = ("density", "entries", "keep", "start", "scale")
+        return {"method": self.method, **{key: value for key, value in self.plain.items() if key not in cut}}
+
+    def count(self, scope: Scope) -> int | None:
+        """How many entries were asked for; None where a share is to be kept, or the method decides."""
+        if self.density is None and self.entries is None:
+            return None
+        return count_of(scope, density=self.density, entries=self.entries)
+
+    def most(self, scope: Scope) -> int:
+        """The largest budget that a ranking will be asked for."""
+        asked = [self.count(scope) or 1]
+        asked += [_largest(scope)] if self.keep is not None else []
+        asked += [count_of(scope, density=each) for each in self.densities if self.curve == NESTED]
+        return max(asked)
+
+
+class OutOfReach(InputError):
+    """No budget keeps as much as was asked for."""
+
+
+class RegionScorer(Protocol):
+    """How regions are compared: by the score of the model as it stands, of a region at a scale, and of all of tuned."""
+
+    def score_now(self) -> float: ...
+
+    def score(self, problem: Problem, region: Region) -> float: ...
+
+    def tuned_score(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """The files from which a killed search goes on, one for every scale and part of the work, and what they belong to."""
+
+    file: Path | None = None
+    identity: Callable[[], Mapping[str, Any]] = dict
+
+    def at(self, scale: float, part: str = "", **settings: Any) -> Snapshot | None:
+        """The file of one part."""
+        if self.file is None:
+            return None
+        return Snapshot.at(self._path(scale, part), {**self.identity(), "scale": scale, **settings})
+
+    def delete(self, scales: Iterable[float]) -> None:
+        """Remove what a resumed run would need: the result is there."""
+        for scale in scales if self.file is not None else ():
+            for part in ("", "point", "curve"):
+                self._path(scale, part).unlink(missing_ok=True)
+
+    def _path(self, scale: float, part: str) -> Path:
+        assert self.file is not None
+        times = f"x{scale:g}" if scale != 1.0 else ""
+        return self.file.with_name(".".join(filter(None, (self.file.name, times, part))))
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A finished search: the region, the scale that it was found at, the problem there, and the method's own result."""
+
+    region: Region
+    scale: float
+    problem: Problem
+    found: MethodResult
+
+
+@dataclass(frozen=True, eq=False)
+class Searching:
+    """One problem, searched by a plan again and again: at several scales, from several starts."""
+
+    problem: Problem
+    plan: SearchPlan
+    scorer: RegionScorer
+    snapshots: Snapshots = field(default_factory=Snapshots)
+    runtime: Runtime = field(default_factory=Runtime)
+    compares: bool = True  # whether there is a score to compare steps by
+
+    def best(self, start: Region) -> Outcome:
+        """The best outcome over the plan's scales; of equals the first. One scale alone needs no score.
+
+        All are tried: searches at large scales are noisy, so that one may fail and the next one not. Where none keeps what it
+        should, the error is the first one's.
+        """
+        best: tuple[float, Outcome] | None = None
+        failures: list[OutOfReach] = []
+        for scale in self.plan.scales:
+            try:
+                tried = self.at(scale, start)
+            except OutOfReach as failure:
+                failures.append(failure.with_traceback(None))  # which would hold the attempt's tensors
+                continue
+            merit = self._merit(tried) if len(self.plan.scales) > 1 else 0.0
+            if best is None or merit > best[0]:
+                best = merit, tried
+        if best is None:
+            raise failures[0]
+        return best[1]
+
+    def at(self, scale: float, start: Region, *, part: str = "") -> Outcome:
+        """One search at a scale; as a `part` of a curve the method says how many entries there are."""
+        problem = self.problem.scaled(scale)
+        plan = self.plan if not part else replace(self.plan, density=None, entries=None, keep=None)
+        options = self._options(plan, scale, start, part)
+        found = METHODS[plan.method](problem, start, most=1 if part else plan.most(problem.scope), **options)
+        return Outcome(self._region(plan, problem, found), scale, problem, found)
+
+    def point(self, outcome: Outcome, density: float, start: Callable[[float], Region]) -> Region:
+        """The region of one density of the plan's curve: a prefix of the outcome's ranking, or P1's own search (fig. 2).
+
+        P1 starts a search from γ_base = top-s for each density s; its region has about that many entries.
+        """
+        if self.plan.curve == PAPER:
+            return self.at(outcome.scale, start(density), part="point").region
+        return outcome.found.ranking.top(count_of(outcome.problem.scope, density=density))
+
+    def _options(self, plan: SearchPlan, scale: float, start: Region, part: str) -> dict[str, Any]:
+        """The method's settings. Steps of a learned region are compared only where that decides something."""
+        if plan.method != "learned":
+            return dict(plan.options)
+        compare = self.compares and (plan.is_own or bool(plan.options.get("patience")))
+        return {
+            "score": self.scorer.score_now if compare else None,
+            # Looks that an earlier search did not take cannot be had any more: a search that compares begins anew.
+            "snapshot": self.snapshots.at(scale, part, start=start.digest, compares=compare, **plan.decisive),
+            "snapshot_seconds": self.runtime.snapshot_seconds,
+            "on_step": self.runtime.progress,
+            **plan.options,
+        }
+
+    def _region(self, plan: SearchPlan, problem: Problem, found: MethodResult) -> Region:
+        count = plan.count(problem.scope)
+        if plan.keep is not None:
+            count = smallest_budget(
+                lambda entries: self.scorer.score(problem, found.ranking.top(entries)),
+                target=plan.keep * self.scorer.tuned_score(),
+                most=_largest(problem.scope),
+            )
+        if count is not None:
+            return found.ranking.top(count)
+        if found.region is None:
+            raise InputError(
+                f"the method {plan.method!r} ranks entries but does not say how many: give a density, entries or a share to keep"
+            )
+        return found.region
+
+    def _merit(self, tried: Outcome) -> float:
+        """By what outcomes are compared: the fewest entries where a share is to be kept, else the score."""
+        return (
+            -float(len(tried.region)) if self.plan.keep is not None else self.scorer.score(tried.problem, tried.region)
+        )
+
+
+def smallest_budget(score: Callable[[int], float], *, target: float, most: int, precision: float = 0.05) -> int:
+    """The smallest budget up to `most` whose score reaches `target`, to within `precision` of its size.
+
+    Scores rise with the budget but for noise: budgets are doubled until one reaches the target, then the last interval is
+    halved. An error says what the largest budget reached.
+    """
+    low, high = 0, 1
+    while score(high) < target:
+        if high == most:
+            raise OutOfReach(
+                f"even {most:,} entries reach only {score(most):.4f} of the {target:.4f} asked for; keep less, or widen the scope"
+            )
+        low, high = high, min(2 * high, most)
+    while high - low > max(1, int(precision * high)):
+        middle = (low + high) // 2
+        if score(middle) >= target:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _largest(scope: Scope) -> int:
+    return max(1, int(LARGEST * scope.size))

@@ -1,0 +1,1 @@
+"""What a graft is: names, regions, grafts and their numbers. numpy alone."""
