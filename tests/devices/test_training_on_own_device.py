@@ -15,7 +15,7 @@ from skillgraft.training.costs import Way, step_costs
 from skillgraft.training.loop import Course
 from skillgraft.training.methods import merge_lora
 from skillgraft.training.plan import TrainingPlan
-from skillgraft.training.snapshot import Progress, Snapshot
+from skillgraft.training.snapshot import Snapshot, TrainingProgress
 from tests.devices.running import CPU, accelerator_on, bits, is_whole_on
 from tests.training.test_trainables import a_region
 from tests.training.toys import ToyReadout, tiny_bert, toy_rows, train_toy
@@ -33,7 +33,7 @@ def a_course() -> Course:
 
 def trained(
     where: Where, plan: TrainingPlan, *, how: dict[str, Any] | None = None, **rest: Any
-) -> tuple[nn.Module, Progress]:
+) -> tuple[nn.Module, TrainingProgress]:
     model = tiny_bert(dropout=0.1).to(where)
     with accelerator_on(where, **(how or {})) as accelerator:
         settings = {"autocast": accelerator.autocast}

@@ -14,7 +14,7 @@ import pytest
 from skillgraft.compose.continual import Learning
 from skillgraft.compose.multitask import purified, task_regions, unions
 from skillgraft.compose.sequences import History, after, naive_continual
-from skillgraft.compose.store import Store as Skills
+from skillgraft.compose.store import ContinualStore as Skills
 from skillgraft.folders.extract import extract
 from skillgraft.papers import Draft, Part, Step, Store
 from skillgraft.papers import formulas as f

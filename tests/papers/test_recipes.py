@@ -172,7 +172,7 @@ def test_the_papers_numbers_stand_in_the_papers_cells(studio: Path) -> None:
 
 
 @pytest.mark.usefixtures("_no_pictures")
-def test_shots_and_data_that_are_not_there_are_reasons_in_cells(
+def test_rows_that_are_not_there_are_told_in_cells(
     studio: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SKILLGRAFT_DATA", raising=False)
@@ -182,7 +182,9 @@ def test_shots_and_data_that_are_not_there_are_reasons_in_cells(
     task_content.cache_clear()
     sheet: Sheet = found.sheets[0]
     assert sheet.cells["films → songs", "base"].value is not None
-    assert "the largest usable number of shots is 60" in sheet.cells["films → songs", "graft"].reason
+    films = sheet.cells["films → songs", "graft"]
+    assert films.value is not None
+    assert "in natural proportion: a class has fewer rows than that (films)" in films.note
     assert "SKILLGRAFT_DATA is not set" in sheet.cells["mpqa → songs", "graft"].reason
 
 

@@ -22,7 +22,7 @@ from skillgraft.errors import SkillgraftError
 from skillgraft.measure.intervals import Estimate, SeedMean, over_seeds
 from skillgraft.papers.profile import Profile
 from skillgraft.papers.run import Store
-from skillgraft.papers.samples import Ask, Sample
+from skillgraft.papers.samples import Ask, Sample, called
 from skillgraft.papers.steps import Asked, steps_in
 from skillgraft.report.numbers import Unit
 from skillgraft.report.sheet import Cell, Look, Sheet
@@ -38,6 +38,7 @@ class Wanted:
 
     `seeds` says which seed each sample belongs to, where several samples share one; by default each is a seed of its own.
     `partial` takes the mean of those samples that have a number, and says how many those are; otherwise all must have one.
+    `note` says what a reader must know about all of them.
     """
 
     formula: Formula
@@ -45,6 +46,7 @@ class Wanted:
     paper: float | None = None
     partial: bool = False
     seeds: tuple[int, ...] = ()
+    note: str = ""
 
     @property
     def seed_of(self) -> tuple[int, ...]:
@@ -126,6 +128,7 @@ class Recipe:
 # A formula and the steps that it reads, as questions to a sample; or the reason why there is no such cell.
 Column = tuple[Formula, *tuple[Ask, ...]] | str
 Columns = Mapping[str, Column]
+NATURAL = "as many rows as all classes would have train, in natural proportion: a class has fewer rows than that"
 
 
 def wanted(samples: Sequence[Sample], column: Column, *, partial: bool = False) -> Wanted | str:
@@ -134,7 +137,8 @@ def wanted(samples: Sequence[Sample], column: Column, *, partial: bool = False) 
         return column
     formula, *asks = column
     steps = tuple(tuple(ask(sample) for ask in asks) for sample in samples)
-    return Wanted(formula, steps, partial=partial, seeds=tuple(sample.seed for sample in samples))
+    note = next((f"{NATURAL} ({called(each.task)})" for each in samples if each.most == each.shots), "")
+    return Wanted(formula, steps, partial=partial, seeds=tuple(sample.seed for sample in samples), note=note)
 
 
 def table(
@@ -202,7 +206,8 @@ def _cell(wanted: Wanted | str, read: Read, failures: Mapping[str, str]) -> Cell
     missing = [each for each in found if each.value is None]
     if missing and (not wanted.partial or len(missing) == len(found)):
         return Cell(reason=missing[0].reason, paper=wanted.paper)
-    return _mean(found, wanted.seed_of, paper=wanted.paper)
+    cell = _mean(found, wanted.seed_of, paper=wanted.paper)
+    return replace(cell, note="; ".join(filter(None, (cell.note, wanted.note))))
 
 
 def _estimate(formula: Formula, sample: Sequence[Asked], read: Read, failures: Mapping[str, str]) -> Estimate:

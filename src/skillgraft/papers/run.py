@@ -95,7 +95,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "ChosenRegion": Kind(REGION, _save_chosen, graft_file.load_region),
         "Predictions": Kind("predictions.npz", lambda found, file: found.save(file), Predictions.load),
         "Data": Kind(FACTS, _save_facts, lambda file: Data(**_load_facts(file))),
-        "Store": replace(_FOLDER, file="skills"),
+        "ContinualStore": replace(_FOLDER, file="skills"),
     }
 )
 # Parts of a result → how they are read from the step's folder.
