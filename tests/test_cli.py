@@ -8,6 +8,7 @@ import re
 import resource
 import subprocess
 import sys
+from importlib.metadata import metadata, version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from skillgraft import combine, load, load_region, save_region
 from skillgraft.cli import output
 from skillgraft.cli.main import app
 from skillgraft.compose.rules import RULES, options_of
+from skillgraft.errors import EXTRA_OF
 
 from .family import LAYER_ENTRIES, write_family
 from .model_folders import QUERY, content, same_weights
@@ -157,12 +159,12 @@ def test_check(run: Run, grafts: tuple[str, str]) -> None:
     assert done(run("check", "BASE", grafts[0])).out == "a.safetensors fits BASE: 4 sites, same fingerprint\n"
 
 
-def test_check_of_a_misfit_ends_with_2(run: Run, grafts: tuple[str, str]) -> None:
+def test_check_of_a_misfit_ends_with_3(run: Run, grafts: tuple[str, str]) -> None:
     ended = run("check", "OTHER", grafts[0], "--json")
-    assert ended.code == 2
+    assert ended.code == 3
     assert (ended.json["fits"], ended.json["differing"]) == (False, {QUERY: 1})
     ended = run("check", "OTHER", grafts[0])
-    assert ended.code == 2
+    assert ended.code == 3
     assert f"in {QUERY} 1 of 3 sites" in ended.out
 
 
@@ -362,7 +364,7 @@ def test_the_documented_fields_are_the_real_ones(run: Run, words: str) -> None:
 def test_wrong_input_is_one_or_two_lines(run: Run, words: str, expected: str, tmp_path: Path) -> None:
     before = content(tmp_path)
     ended = run(*words.split())
-    assert (ended.code, ended.out) == (2, "")
+    assert (ended.code, ended.out) == (3 if "is not the base" in expected else 2, "")
     assert expected in ended.err
     assert ended.err.startswith("error: ")
     assert ended.err.count("\n") <= 2
@@ -416,7 +418,71 @@ def test_exit_codes_of_the_process(run: Run) -> None:
     ended = started("check", "BASE", "no.safetensors")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "error: no.safetensors cannot be read: No such file or directory\n"
-    assert started("check", "OTHER", "g.safetensors").returncode == 2
+    assert started("check", "OTHER", "g.safetensors").returncode == 3
+    ended = started("apply", "OTHER", "g.safetensors", "-o", "OUT", "--json")
+    assert ended.returncode == 3
+    error = json.loads(ended.stdout)["error"]
+    assert (error["kind"], error["exit_code"]) == ("WrongBase", 3)
+    assert ended.stderr == f"error: {error['message']}\n"
+
+
+def test_the_version_is_the_package_s(run: Run) -> None:
+    assert done(run("--version")).out == f"skillgraft {version('skillgraft')}\n"
+
+
+def test_a_package_that_is_not_there_is_named_with_its_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ModuleNotFoundError("No module named 'peft'", name="peft.utils")
+
+    monkeypatch.setattr("skillgraft.opening.doctor.examine", broken)
+    ended = run("doctor")
+    assert (ended.code, ended.out) == (1, "")
+    assert (
+        ended.err == "error: this needs the package 'peft', which is not installed: pip install 'skillgraft[train]'\n"
+    )
+
+
+def test_extras_are_those_of_the_package() -> None:
+    known = set(metadata("skillgraft").get_all("Provides-Extra") or ())
+    assert set(EXTRA_OF.values()) <= known
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 0.0, 4.0, 12.0, 20.0, 25.0])
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    with output.running("localizing") as runtime:
+        for step in range(1, 5):
+            runtime.progress(step, 40, {"loss": 0.5 / step})
+    assert capsys.readouterr().err.splitlines() == [
+        "localizing: 2 of 40, loss 0.2500, 3:48 left",
+        "localizing: 4 of 40, loss 0.1250, 3:45 left",
+    ]
+
+
+def test_quiet_shows_no_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "LINE_SECONDS", 0.0)
+    output.set_volume(quiet=True, verbose=False)
+    try:
+        with output.running("localizing") as runtime:
+            runtime.progress(1, 2, {})
+    finally:
+        output.set_volume(quiet=False, verbose=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_flags_of_the_whole_command_stand_anywhere(run: Run) -> None:
+    done(run("extract", "BASE", "TUNED", "-o", "g.safetensors"))
+    assert (
+        done(run("check", "-q", "BASE", "g.safetensors")).out == done(run("-q", "check", "BASE", "g.safetensors")).out
+    )
+
+
+def test_no_verb_s_line_in_the_help_is_cut_off(run: Run) -> None:
+    lines = done(run("--help")).out.partition("Commands:")[2].splitlines()
+    assert len([line for line in lines if line.strip()]) == len(VERBS)
+    assert not [line for line in lines if line.endswith("...")]
 
 
 def test_a_bug_says_that_it_is_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Every error that skillgraft raises on purpose.
 
-Two branches: `InputError` (what was given is wrong; exit code 2) and `RunError` (the work itself failed; exit code 1).
+Two branches: `InputError` (what was given is wrong; exit code 2, where a graft does not fit its base 3) and `RunError` (the
+work itself failed; exit code 1).
 A message says what was expected, what was found, and what to do. Deep code raises the fact; the public edge may add
 the context once, with `error.within("reading skill.safetensors")`.
 """
@@ -34,6 +35,8 @@ class FormatError(InputError):
 
 class WrongBase(InputError):
     """The model's numbers at the graft's sites are not the ones the graft was made for."""
+
+    exit_code = 3
 
 
 class AlreadyApplied(InputError):
@@ -73,3 +76,20 @@ def listed(names: Iterable[str], *, most: int = 5) -> str:
     every = list(names)
     more = len(every) - most
     return ", ".join(every[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+# Package → the extra that brings it. Everything is imported where it is used, so a missing one shows late: then this says which.
+EXTRA_OF = {
+    **dict.fromkeys(("torch", "transformers", "accelerate", "peft", "scipy", "PIL"), "train"),
+    **dict.fromkeys(("datasets", "pyarrow"), "data"),
+    **dict.fromkeys(("plotly", "kaleido", "jinja2"), "report"),
+    "gguf": "gguf",
+}
+
+
+def missing_package(name: str | None) -> str | None:
+    """What to install for a package that is not there; None for one that no extra brings."""
+    package = (name or "").partition(".")[0]
+    if package not in EXTRA_OF:
+        return None
+    return f"this needs the package {package!r}, which is not installed: pip install 'skillgraft[{EXTRA_OF[package]}]'"

@@ -231,7 +231,7 @@ def test_encoder_decoder(folders: Folders) -> None:
 
 
 def test_images_without_clip(folders: Folders) -> None:
-    with pytest.raises(InputError, match="reads images with CLIP only; use linear"):
+    with pytest.raises(InputError, match="reads images with CLIP and SigLIP only; use linear"):
         open_readouts(folders("bert"), [task_of(DIGITS)], readout="text-head")
 
 

@@ -8,10 +8,11 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import Base, GraftFile, Json
+from skillgraft.errors import WrongBase
 
 
 def run(base: Base, graft: GraftFile, json: Json = False) -> None:
-    """Tell whether a graft fits a base; exit code 2 if it does not.
+    """Tell whether a graft fits a base; exit code 3 if it does not.
 
     Headers and sites alone are read, so it takes seconds at any size.
 
@@ -26,4 +27,4 @@ def run(base: Base, graft: GraftFile, json: Json = False) -> None:
     verdict = f"{graft} fits {base}: {report.entries:,} sites, {prints}" if report.fits else report.problem
     output.show({"base": str(base), "graft": str(graft), **asdict(report)}, as_json=json, lines=[verdict])
     if not report.fits:
-        raise typer.Exit(2)
+        raise typer.Exit(WrongBase.exit_code)

@@ -71,7 +71,9 @@ def run(
     dtype: FormatName = None,
     json: Json = False,
 ) -> None:
-    """Make one graft of several: add, subtract, unite, merge, restrict, and find the scale that serves all tasks.
+    """Make one graft of several: add, subtract, unite, merge.
+
+    `--scale auto` finds the scale that serves all tasks.
 
     \b
     Examples

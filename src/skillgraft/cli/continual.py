@@ -72,7 +72,9 @@ def run(
     dtype: FormatName = None,
     json: Json = False,
 ) -> None:
-    """Learn tasks one after the other in regions of their own, so that nothing is forgotten.
+    """Learn tasks one after the other, forgetting none.
+
+    Each task has a region of its own.
 
     \b
     Examples

@@ -16,7 +16,9 @@ def run(
     base: Annotated[str | None, typer.Option(metavar="BASE", help="Another model folder than the bundled one.")] = None,
     json: Json = False,
 ) -> None:
-    """See the whole idea on a real model in a few minutes: tune, localize, graft, combine, forget, report.
+    """See the whole idea on a real model in a few minutes.
+
+    It tunes, localizes, grafts, combines, forgets, and writes a report.
 
     \b
     Example

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def run(base: Base, tuned: Tuned, scope: ScopeName = "layers", convert: Convert = False, json: Json = False) -> None:
-    """Show what a fine-tune changed, by layer and kind; nothing is written.
+    """Show what a fine-tune changed, by layer and kind.
 
-    Below it, what `extract` would take: entries, the file's size, and how much of the change they hold.
+    Nothing is written. Below it, what `extract` would take: entries, the file's size, and how much of the change they hold.
 
     \b
     Example

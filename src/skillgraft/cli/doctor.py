@@ -7,7 +7,7 @@ from skillgraft.cli.arguments import Json
 
 
 def run(json: Json = False) -> None:
-    """Tell what this machine has: versions, devices, memory, packages.
+    """Tell what this machine has: versions, devices, packages.
 
     \b
     Example

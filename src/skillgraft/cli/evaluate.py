@@ -61,7 +61,9 @@ def run(
     dtype: FormatName = None,
     json: Json = False,
 ) -> None:
-    """Measure base, tuned models and grafts on tasks: accuracy, F1, ECE, NLL, Brier, agreement, with intervals.
+    """Measure base, tuned models and grafts on tasks.
+
+    Accuracy, F1, ECE, NLL, Brier and agreement, with intervals.
 
     \b
     Examples

@@ -55,7 +55,7 @@ def run(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Fine-tune BASE on one task or a mixture; killed and started again, it goes on where it was.
+    """Fine-tune BASE on one task or on several at once; it resumes.
 
     \b
     Example

@@ -43,7 +43,9 @@ def run(
     dtype: FormatName = None,
     json: Json = False,
 ) -> None:
-    """Take a skill out of BASE: the negated graft that lowers the task most and leaves the controls alone.
+    """Take a skill out of BASE and leave other skills alone.
+
+    The scale is the one that lowers the task most while the controls stay.
 
     \b
     Examples

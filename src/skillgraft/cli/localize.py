@@ -96,7 +96,7 @@ def run(
     snapshot_seconds: SnapshotSeconds = 60.0,
     json: Json = False,
 ) -> None:
-    """Find where TUNED keeps a task's skill and cut it out as a graft; or a region of BASE alone.
+    """Find where TUNED keeps a skill; or a region of BASE alone.
 
     \b
     Examples

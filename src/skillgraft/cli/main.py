@@ -1,14 +1,15 @@
 """The `skillgraft` command: its verbs, and how errors end it.
 
-Wrong input ends with exit code 2, failed work with 1, each with one or two lines on stderr; `--debug` anywhere on the command
-line shows the traceback instead.
+Wrong input ends with exit code 2, a graft that does not fit its base with 3, failed work with 1, each with one or two lines on
+stderr and, with `--json`, an object on stdout. `--debug`, `--quiet` and `--verbose` may stand anywhere on the command line.
 """
 
 from __future__ import annotations
 
 import sys
 import traceback
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -28,12 +29,13 @@ from skillgraft.cli import (
     forget,
     inspect,
     localize,
+    output,
     remove,
     report,
     reproduce,
 )
 from skillgraft.cli.panels import PanelCommand
-from skillgraft.errors import SkillgraftError
+from skillgraft.errors import SkillgraftError, missing_package
 
 # Options of 0.1.0 and what they are called now.
 RENAMED = {
@@ -43,8 +45,9 @@ RENAMED = {
     "--rows": "--train-rows, --validation-rows or --test-rows",
 }
 _INTERRUPTED = 130  # the exit code that shells give to Ctrl-C
+# Flags of the whole command: they mean the same before and behind the verb.
+EVERYWHERE = ("--debug", "--quiet", "-q", "--verbose", "-v")
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -57,8 +60,30 @@ Examples
   skillgraft apply BASE skill.safetensors -o GRAFTED
   skillgraft remove GRAFTED skill.safetensors -o BACK
 
-`skillgraft VERB --help` has examples for each verb; --json prints one object for machines; --debug shows tracebacks.""",
+`skillgraft VERB --help` has examples for each verb; --json prints one object for machines.""",
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from skillgraft.values.info import versions
+
+        print(f"skillgraft {versions()['skillgraft']}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but results and errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also what libraries have to tell.")] = False,
+    _debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    output.set_volume(quiet=quiet, verbose=verbose)
+
+
 for verb in (
     demo, finetune, localize, extract, check, apply, remove, combine, forget, continual,
     evaluate, diff, inspect, compare, export, report, reproduce, doctor,
@@ -68,31 +93,58 @@ for verb in (
 
 def main() -> NoReturn:
     """Run the command line and end the process with the right exit code."""
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    debug = len(arguments) < len(sys.argv) - 1
+    given = sys.argv[1:]
+    arguments = [*(word for word in given if word in EVERYWHERE), *(word for word in given if word not in EVERYWHERE)]
     try:
         status = app(arguments, prog_name="skillgraft", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         status = _INTERRUPTED
     except Exception as error:
-        print(traceback.format_exc() if debug else _explanation(error), file=sys.stderr)
-        sys.exit(getattr(error, "exit_code", 1))
+        sys.exit(_failed(error, given))
     if status == _INTERRUPTED:  # the command-line library may have caught it first
         print("interrupted", file=sys.stderr)
     sys.exit(status if isinstance(status, int) else 0)
 
 
+def _failed(error: Exception, given: Sequence[str]) -> int:
+    """Tell what went wrong, to people and to machines; returns the exit code."""
+    code, message = int(getattr(error, "exit_code", 1)), _explanation(error)
+    if "--json" in given:
+        output.show({"error": {"kind": type(error).__name__, "message": message, "exit_code": code}}, as_json=True)
+    print(traceback.format_exc() if "--debug" in given else _line(error, message), file=sys.stderr)
+    return code
+
+
+def _line(error: Exception, message: str) -> str:
+    """The help as it is (nothing was typed after `skillgraft`); everything else as an error."""
+    if _is_usage(error):
+        if "\n" in message:
+            return message
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "skillgraft"
+        hint = "" if _renamed(message) else f"\nTry '{command} --help'."
+        return f"error: {_renamed(message) or message}{hint}"
+    return f"error: {message}"
+
+
+def _is_usage(error: Exception) -> bool:
+    """Usage errors are the command-line library's own exceptions, which can format themselves."""
+    return hasattr(error, "format_message")
+
+
 def _explanation(error: Exception) -> str:
-    """Usage errors are the command-line library's own exceptions, told by their format; the rest are bugs or the machine."""
+    """What a person should read; what is neither ours nor a usage error is a bug or the machine."""
     if isinstance(error, SkillgraftError):
-        return f"error: {error}"
-    if not hasattr(error, "format_message"):
-        return f"error: {type(error).__name__}: {error}\nThis looks like a bug; run again with --debug to see where."
-    message = str(error.format_message())
-    if "\n" in message:  # nothing was typed after `skillgraft`: this is the help
-        return message
-    renamed = next(iter(message.partition("No such option: ")[2].split()), "")
-    if renamed in RENAMED:
-        return f"error: {renamed} is spelt {RENAMED[renamed]} now"
-    context = getattr(error, "ctx", None)
-    return f"error: {message}\nTry '{context.command_path if context else 'skillgraft'} --help'."
+        return str(error)
+    if _is_usage(error):
+        found: Any = error
+        return str(found.format_message())
+    if isinstance(error, ModuleNotFoundError) and (hint := missing_package(error.name)):
+        return hint
+    return f"{type(error).__name__}: {error}\nThis looks like a bug; run again with --debug to see where."
+
+
+def _renamed(message: str) -> str:
+    """An option of 0.1.0 and what it is called now."""
+    option = next(iter(message.partition("No such option: ")[2].split()), "")
+    return f"{option} is spelt {RENAMED[option]} now" if option in RENAMED else ""

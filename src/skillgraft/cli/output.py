@@ -1,4 +1,7 @@
-"""How results are shown: one JSON object, or a few aligned lines; progress on stderr."""
+"""How results are shown: one JSON object, or a few aligned lines; progress on stderr.
+
+Without a terminal progress is a line every ten seconds. `--quiet` shows no progress, `--verbose` also what libraries tell.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +30,26 @@ if TYPE_CHECKING:
     from skillgraft.values.region import Region
 
 
-def show(result: Mapping[str, Any], *, as_json: bool, lines: Sequence[str]) -> None:
+LINE_SECONDS = 10.0  # between two lines of progress
+
+
+@dataclass
+class _Volume:
+    """How much the command tells, as its flags say."""
+
+    quiet: bool = False
+    verbose: bool = False
+
+
+_volume = _Volume()
+
+
+def set_volume(*, quiet: bool, verbose: bool) -> None:
+    """What `--quiet` and `--verbose` say, for the rest of this command."""
+    _volume.quiet, _volume.verbose = quiet, verbose
+
+
+def show(result: Mapping[str, Any], *, as_json: bool, lines: Sequence[str] = ()) -> None:
     """Print the result for a machine or for a person."""
     print(json.dumps(result, ensure_ascii=False, default=str) if as_json else "\n".join(lines))
 
@@ -54,25 +78,73 @@ def only_our_progress() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    if _volume.verbose:
+        logging.set_verbosity_info()
+
+
+Steps = Callable[[int, int, Mapping[str, Any]], None]  # done, of how many, what there is to show
 
 
 @contextmanager
 def progress(title: str) -> Iterator[Progress]:
-    """A progress bar with time left on stderr; silent where stderr is not a terminal."""
-    if not sys.stderr.isatty():
-        yield _silent
+    """Progress of work that has nothing to show but how much is done."""
+    with _steps(title) as shown:
+        yield lambda done, total: shown(done, total, {})
+
+
+@contextmanager
+def _steps(title: str) -> Iterator[Steps]:
+    """A bar with time left on stderr; where that is no terminal, a line every ten seconds; with `--quiet` nothing."""
+    if _volume.quiet or not sys.stderr.isatty():
+        yield _nothing if _volume.quiet else _Lines(title)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    look = (TextColumn(title), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    look = (
+        TextColumn(title),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[facts]}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*look, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(title, facts="")
+        yield lambda done, total, facts: bar.update(task, completed=done, total=total, facts=_in_words(facts))
 
 
-def _silent(done: int, total: int) -> None:
-    """No progress: stderr goes to a file or a pipe."""
+def _nothing(_done: int, _total: int, _facts: Mapping[str, Any]) -> None:
+    """No progress is wanted."""
+
+
+@dataclass
+class _Lines:
+    """Progress for a file or a pipe: `localizing: 12 of 40, loss 0.5123, 1:20 left`."""
+
+    title: str
+    began: float = field(default_factory=lambda: time.monotonic())
+    last: float = field(default_factory=lambda: time.monotonic())
+
+    def __call__(self, done: int, total: int, facts: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        if now - self.last < LINE_SECONDS:
+            return
+        self.last = now
+        left = (now - self.began) * (total - done) / done if done else None
+        parts = [f"{done:,} of {total:,}", _in_words(facts), f"{_clock(left)} left" if left is not None else ""]
+        print(f"{self.title}: {', '.join(filter(None, parts))}", file=sys.stderr, flush=True)
+
+
+def _in_words(facts: Mapping[str, Any]) -> str:
+    loss = facts.get("loss")
+    return f"loss {loss:.4f}" if isinstance(loss, float) else ""
+
+
+def _clock(seconds: float) -> str:
+    """1:20 or 2:03:07."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def outcome(written: WrittenFolder) -> dict[str, Any]:
@@ -91,8 +163,8 @@ def running(title: str, **options: Any) -> Iterator[Runtime]:
     from skillgraft.opening.runtime import Runtime
 
     only_our_progress()
-    with progress(title) as bar:
-        yield Runtime(progress=lambda done, total, _facts: bar(done, total), command=command_line(), **options)
+    with _steps(title) as shown:
+        yield Runtime(progress=shown, command=command_line(), **options)
 
 
 def is_main_process() -> bool:

@@ -22,9 +22,10 @@ def run(
     title: Annotated[str, typer.Option(help="The page's title.")] = "skillgraft report",
     json: Json = False,
 ) -> None:
-    """Write one HTML page about everything that is found: scores, calibration, curves, where entries live, provenance.
+    """Write one HTML page about everything in these folders.
 
-    The page needs no network and shows its tables without JavaScript too. What cannot be read is listed on it.
+    It has scores, calibration, curves, where entries live, and provenance. The page needs no network and shows its tables
+    without JavaScript too. What cannot be read is listed on it.
 
     \b
     Examples

@@ -39,7 +39,9 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the steps and about how long they take.")] = False,
     json: Json = False,
 ) -> None:
-    """Make the papers' tables and figures with your model: JSON, Markdown and a figure each.
+    """Make the papers' tables and figures with your model.
+
+    Each is written as JSON, Markdown and a figure.
 
     \b
     Examples

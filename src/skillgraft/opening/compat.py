@@ -19,6 +19,7 @@ from skillgraft.errors import RunError
 from skillgraft.values.info import versions
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 # The ranges of pyproject.toml.
@@ -89,6 +90,21 @@ def watched_operations(see: Callable[[list[Any]], None]) -> AbstractContextManag
 
     watched: AbstractContextManager[Any] = type("Watched", (mode,), {"__torch_dispatch__": dispatch})()
     return watched
+
+
+def in_one_format(model: nn.Module, dtype: torch.dtype) -> None:
+    """Parameters that transformers made in float32 though their architecture does not ask for it, in the model's own format.
+
+    DeBERTa's q_bias and XLNet's attention are such: beside parameters in bfloat16 their own code fails. What an architecture
+    keeps in float32 on purpose (T5's wo) stays.
+    """
+    kept = {
+        *(getattr(model, "_keep_in_fp32_modules", None) or ()),
+        *(getattr(model, "_keep_in_fp32_modules_strict", None) or ()),
+    }
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype != dtype and not kept.intersection(name.split(".")):
+            parameter.data = parameter.data.to(dtype)
 
 
 def _private(module: str, name: str) -> Any:

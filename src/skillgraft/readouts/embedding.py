@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from skillgraft.errors import InputError
 from skillgraft.opening.source import Source
 from skillgraft.readouts.readout import Batch
-from skillgraft.readouts.rows import model_inputs
+from skillgraft.readouts.rows import model_inputs, pixel_values
 from skillgraft.readouts.words import pretrained
 
 Embed = Callable[[nn.Module, Batch], Tensor]
@@ -48,18 +48,18 @@ def sentences(model: nn.Module, batch: Batch, *, pooling: str) -> Tensor:
 
 
 def clip_texts(model: nn.Module, batch: Batch) -> Tensor:
-    """CLIP's text tower with its projection."""
+    """The text tower of CLIP or SigLIP with its projection."""
     return _projected(pretrained(model).get_text_features(**model_inputs(batch)))
 
 
 def clip_images(model: nn.Module, batch: Batch) -> Tensor:
-    """CLIP's vision tower with its projection."""
-    return _projected(pretrained(model).get_image_features(pixel_values=batch["pixel_values"]))
+    """The vision tower of CLIP or SigLIP with its projection."""
+    return _projected(pretrained(model).get_image_features(pixel_values=pixel_values(model, batch)))
 
 
 def first_token(model: nn.Module, batch: Batch) -> Tensor:
     """The state that a vision transformer collects in its first token."""
-    states: Tensor = model(pixel_values=batch["pixel_values"]).last_hidden_state
+    states: Tensor = model(pixel_values=pixel_values(model, batch)).last_hidden_state
     if states.ndim != 3:
         shape = list(states.shape)
         raise InputError(f"expected a vision transformer's states (images, tokens, width), found {shape}; use linear")
@@ -67,7 +67,7 @@ def first_token(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def clip_scale(model: nn.Module) -> float:
-    """By how much CLIP multiplies its cosines."""
+    """By how much CLIP multiplies its cosines. SigLIP also adds a number, the same for every label, which changes nothing."""
     return float(pretrained(model).logit_scale.detach().exp())
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from skillgraft.errors import InputError, listed
 from skillgraft.opening.source import Source
 from skillgraft.readouts.readout import Batch, Encoded, Inputs, Options, Plan
-from skillgraft.readouts.rows import ImageRows, TextRows, encoded, model_inputs, pad_id
+from skillgraft.readouts.rows import ImageRows, TextRows, encoded, model_inputs, pad_id, pixel_values
 from skillgraft.tasks import Examples, Task
 
 _READ_THE_LAST = ("xlnet",)  # decoders look for the last token that is not padding, XLNet does not
@@ -43,7 +43,8 @@ class Linear:
 
     def scores(self, model: nn.Module, batch: Batch) -> Tensor:
         """(rows, labels) logits: the task's slice of the classifier."""
-        logits: Tensor = model(**model_inputs(batch)).logits
+        given = {"pixel_values": pixel_values(model, batch)} if "pixel_values" in batch else model_inputs(batch)
+        logits: Tensor = model(**given).logits
         return logits[:, self.first : self.first + len(self.task.labels)]
 
 

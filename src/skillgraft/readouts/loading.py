@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from skillgraft.errors import InputError, did_you_mean, listed
+from skillgraft.opening.compat import in_one_format
 from skillgraft.opening.source import Source
 from skillgraft.readouts.causal import plan_causal
 from skillgraft.readouts.choice import plan_choice
@@ -22,7 +23,7 @@ from skillgraft.readouts.linear import plan_linear
 from skillgraft.readouts.masked import plan_masked
 from skillgraft.readouts.prototypes import plan_prototypes
 from skillgraft.readouts.readout import Options, Plan, Readout
-from skillgraft.readouts.text_head import plan_text_head
+from skillgraft.readouts.text_head import TWO_TOWERS, plan_text_head
 from skillgraft.tasks import Task
 from skillgraft.values.names import is_head, natural_key
 
@@ -53,15 +54,15 @@ def _fitting(source: Source, task: Task) -> Iterator[tuple[str, str]]:
     if kind.endswith(_MASKED) and "masked" in task.prompts:
         yield "masked", f"{kind} has a masked-LM head, and {task.name} a masked prompt"
     yield from _generating(source, task, kind)
-    if task.describe and (task.kind == "choice" or source.settings.get("model_type") == "clip"):
+    if task.describe and (task.kind == "choice" or source.settings.get("model_type") in TWO_TOWERS):
         yield "text-head", f"{kind or 'an encoder'} embeds texts, and {task.name} has descriptions"
     if task.kind != "choice":
         yield "linear", f"{kind or 'its architecture'} and the prompts of {task.name} fit no other readout"
 
 
 def _by_label(source: Source, task: Task, kind: str) -> Iterator[tuple[str, str]]:
-    if task.kind == "image" and source.settings.get("model_type") == "clip" and task.describe:
-        yield "text-head", f"CLIP embeds images and texts alike, and {task.name} has descriptions"
+    if task.kind == "image" and source.settings.get("model_type") in TWO_TOWERS and task.describe:
+        yield "text-head", f"the model embeds images and texts alike, and {task.name} has descriptions"
     if task.kind != "choice":
         yield "linear", f"{kind or 'its architecture'} is read with a classifier"
 
@@ -125,6 +126,7 @@ class Loader:
             model, info = source.load(self.plan.loader, config=config, dtype=self.dtype, **options)
         fresh = _fresh(info)
         _check_fresh(source, self.plan, model, fresh)
+        in_one_format(model, self.dtype)
         return model.to(self.device), fresh
 
 

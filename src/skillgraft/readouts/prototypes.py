@@ -21,7 +21,7 @@ from skillgraft.opening.source import Source
 from skillgraft.readouts.embedding import Embed, clip_images, clip_scale, first_token
 from skillgraft.readouts.readout import Batch, Encoded, Options, Plan, Readout
 from skillgraft.readouts.rows import ImageRows
-from skillgraft.readouts.text_head import CLIP, DEFAULT_SCALE
+from skillgraft.readouts.text_head import DEFAULT_SCALE, TWO_TOWERS
 from skillgraft.tasks import Examples, Task, training_split
 from skillgraft.tasks.data import training_pool
 
@@ -84,7 +84,7 @@ def plan_prototypes(source: Source, tasks: Sequence[Task], _options: Options) ->
             f"{listed(others)}: prototypes are made of a task's own training images, so that they cannot ask another task's "
             "question; use text-head or linear"
         )
-    embed = clip_images if source.config.model_type == CLIP else first_token
+    embed = clip_images if source.config.model_type in TWO_TOWERS else first_token
     readouts = [Prototypes(task, ImageRows.of(source, task), embed, _shown(task)) for task in tasks]
 
     def bind(model: nn.Module) -> tuple[Readout, ...]:

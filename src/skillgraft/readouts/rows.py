@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from skillgraft.errors import InputError
 from skillgraft.opening.source import Source
@@ -133,6 +133,11 @@ def labels_of(rows: Sequence[Encoded]) -> Tensor:
 def model_inputs(batch: Mapping[str, Tensor]) -> Batch:
     """What goes into the model itself; the rest of a batch is for the readout."""
     return {name: batch[name] for name in MODEL_INPUTS if name in batch}
+
+
+def pixel_values(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Images in the number format that the model is held in: its first convolution takes no other."""
+    return batch["pixel_values"].to(next(model.parameters()).dtype)
 
 
 def choice_mask(counts: Sequence[int]) -> Tensor:

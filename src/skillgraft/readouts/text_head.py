@@ -1,7 +1,7 @@
 """Frozen text head: scale × cosine with the base's own embeddings of the label descriptions (P2's vision tasks).
 
 The head is computed once with the model as it was loaded, and never trained: to read a tuned model, keep the base's
-readouts. Sentence encoders read texts, CLIP reads images (or texts). A row of multiple choice has its own head, the
+readouts. Sentence encoders read texts, CLIP and SigLIP read images (or texts). A row of multiple choice has its own head, the
 embeddings of its choices, computed when it is encoded, by a copy of the base that training cannot touch.
 """
 
@@ -25,7 +25,8 @@ from skillgraft.readouts.rows import ImageRows, TextRows, choice_mask, encoded
 from skillgraft.tasks import Describe, Examples, Prompt, Task
 
 DEFAULT_SCALE = 20.0
-CLIP = "clip"  # the model_type of models with two towers
+CLIP = "clip"  # how embeddings of models with two towers are called
+TWO_TOWERS = ("clip", "siglip")  # model types
 _AT_ONCE = 128  # texts embedded together
 
 
@@ -138,7 +139,7 @@ class TextHead:
 
 
 def plan_text_head(source: Source, tasks: Sequence[Task], options: Options) -> Plan:
-    """For sentence encoders and CLIP."""
+    """For sentence encoders, CLIP and SigLIP."""
     readouts = [_readout(source, task, options) for task in tasks]
     has_choices = any(task.kind == "choice" for task in tasks)
 
@@ -153,9 +154,9 @@ def _readout(source: Source, task: Task, options: Options) -> TextHead:
     describe = _described(task)
     if source.config.is_encoder_decoder:
         raise InputError(f"{source.name}: the text-head readout needs an encoder; this is an encoder-decoder model")
-    is_clip = source.config.model_type == CLIP
+    is_clip = source.config.model_type in TWO_TOWERS
     if task.kind == "image" and not is_clip:
-        raise InputError(f"{source.name}: the text-head readout reads images with CLIP only; use linear")
+        raise InputError(f"{source.name}: the text-head readout reads images with CLIP and SigLIP only; use linear")
     pooling = CLIP if is_clip else pooling_of(source)
     embed_text = clip_texts if is_clip else partial(sentences, pooling=pooling)
     text = TextRows.of(source, options, max_length=_longest(source, task))

@@ -116,7 +116,12 @@ def rule_for(module: nn.Module) -> Rule | None:
         return CONV1D
     weight = getattr(module, "weight", None)
     own = {key for key, _ in module.named_parameters(recurse=False)}
-    is_norm = "norm" in type(module).__name__.lower() and own <= {"weight", "bias"}
+    # Batch norms and the norms of convolutions run over channels that do not lie last.
+    last = (
+        not isinstance(module, nn.modules.batchnorm._NormBase)
+        and getattr(module, "data_format", "") != "channels_first"
+    )
+    is_norm = "norm" in type(module).__name__.lower() and own <= {"weight", "bias"} and last
     return NORMALISED if is_norm and weight is not None and weight.ndim == 1 else None
 
 

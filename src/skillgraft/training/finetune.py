@@ -39,6 +39,7 @@ from skillgraft.training.plan import TrainingPlan
 from skillgraft.training.snapshot import Snapshot, TrainingProgress
 from skillgraft.values.graft import Graft
 from skillgraft.values.info import versions
+from skillgraft.values.numbers import is_float
 from skillgraft.values.region import Region
 
 
@@ -77,16 +78,38 @@ def base_identity(source: Source) -> tuple[str, str]:
 
 
 def _state(opened: TaskModel) -> dict[str, Any] | None:
-    """The numbers to save, rounded to the base's own format; None where the model holds that format already."""
-    wanted, held = torch_dtype(opened.source.format), opened.rows.loader.dtype
-    if opened.source.checkpoint is None or wanted == held:
+    """The numbers to save, each rounded to the format that the base stores it in; None where the model holds all of them so.
+
+    Tied tensors stay one tensor, so that they are stored once.
+    """
+    formats, state = _stored_formats(opened), opened.model.state_dict()
+    if all(numbers.dtype == formats.get(name, numbers.dtype) for name, numbers in state.items()):
         return None
-    state = opened.model.state_dict()
-    rounded = {name: numbers.to(wanted) if numbers.is_floating_point() else numbers for name, numbers in state.items()}
+    copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    rounded = {
+        name: numbers
+        if numbers.dtype == formats.get(name, numbers.dtype)
+        else copies.setdefault((numbers.data_ptr(), numbers.shape), numbers.to(formats[name]))
+        for name, numbers in state.items()
+    }
     for name, numbers in rounded.items():
         if numbers.is_floating_point() and not torch.isfinite(numbers).all():
-            raise RunError(f"{name} has numbers too large for {opened.source.format}; use a smaller learning rate")
+            raise RunError(f"{name} has numbers too large for {numbers.dtype}; use a smaller learning rate")
     return rounded
+
+
+def _stored_formats(opened: TaskModel) -> dict[str, torch.dtype]:
+    """The format in which the base's folder stores each of the model's tensors; what it does not store gets its usual one."""
+    checkpoint = opened.source.checkpoint
+    if checkpoint is None:
+        return {}
+    stored = {name: torch_dtype(str(dtype)) for name, dtype in checkpoint.dtypes.items() if is_float(dtype)}
+    prefix = f"{getattr(opened.model, 'base_model_prefix', '')}."
+    return {
+        name: stored.get(name.removeprefix(prefix), torch_dtype(str(checkpoint.format)))
+        for name, numbers in opened.model.state_dict().items()
+        if numbers.is_floating_point()
+    }
 
 
 def _copy_small_files(source: Path, folder: Path) -> None:

@@ -145,7 +145,7 @@ class Training:
     def step(self, number: int) -> float:
         """One optimizer step; returns the mean loss of its batch."""
         plan, trainables, pull = self.plan, self.prepared.trainables, self.pull
-        self.model.train(plan.uses_dropout)
+        self._set_mode()
         torch.manual_seed(_seed(plan.seed, number, self.processes.index))
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._backward(number)
@@ -160,6 +160,13 @@ class Training:
         self.optimizer.step()
         trainables.after_step()
         return loss
+
+    def _set_mode(self) -> None:
+        """Dropout as the plan says. Running statistics stay the base's: they are not learned, and no region holds them."""
+        self.model.train(self.plan.uses_dropout)
+        for module in self.model.modules():
+            if getattr(module, "track_running_stats", False):
+                module.eval()
 
     def _backward(self, number: int) -> float:
         """Gradients of this process's share of the batch, part by part; rows of like length share a part."""
