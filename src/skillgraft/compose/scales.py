@@ -19,7 +19,7 @@ from skillgraft.errors import InputError, listed
 from skillgraft.folders.extract import extract
 from skillgraft.measure.metrics import METRICS
 from skillgraft.opening.runtime import Progress, Runtime, silent
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.task_model import VALIDATION, TaskModel
 from skillgraft.tasks.data import Data, TaskLike
 from skillgraft.training.linearised import Tangent, tangent
@@ -40,7 +40,7 @@ class Scaled:
     def tasks(self) -> tuple[str, ...]:
         return self.opened.tasks
 
-    def predict(self, *scales: float, tasks: Sequence[str] | None = None) -> dict[str, Predictions]:
+    def predict(self, *scales: float, tasks: Sequence[str] | None = None) -> dict[str, AnyPredictions]:
         """What the model at these scales, one for each graft, answers about the validation rows of tasks (all by default)."""
         if len(scales) != len(self.grafts):
             raise InputError(f"{len(self.grafts)} grafts take one scale each, found {len(scales)} scales")

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skillgraft.errors import DataError, InputError, listed
+from skillgraft.tasks.completions import completed_rows
 from skillgraft.tasks.examples import Examples
 from skillgraft.tasks.pictures import Picture, Pictures, pictures_of
 from skillgraft.tasks.prompt import CHOICES
 from skillgraft.tasks.sources import origin_of, read_table
-from skillgraft.tasks.tables import Column, Table, shown
+from skillgraft.tasks.tables import Column, Table, check_encodable, shown, texts
 from skillgraft.tasks.task import Origin, SplitName, Task
 
 
@@ -37,7 +38,7 @@ def read_examples(task: Task, split: SplitName) -> Examples:
 
 
 def _paths(task: Task, origin: Origin) -> tuple[str, ...]:
-    return tuple(chain.from_iterable(_source_columns(origin, field) for field in (*task.fields, task.label)))
+    return tuple(chain.from_iterable(_source_columns(origin, field) for field in task.read))
 
 
 def _source_columns(origin: Origin, field: str) -> tuple[str, ...]:
@@ -45,6 +46,9 @@ def _source_columns(origin: Origin, field: str) -> tuple[str, ...]:
 
 
 def _examples(task: Task, origin: Origin, table: Table) -> Examples:
+    if task.completing is not None:
+        rows = completed_rows(task, table, [_source_columns(origin, field) for field in task.inputs])
+        return Examples(task.name, rows, np.zeros(len(table), np.int64))
     columns: dict[str, Any] = {name: _inputs(task, table, _source_columns(origin, name)) for name in task.inputs}
     if task.kind == "choice":
         columns[CHOICES] = _choices(table, _source_columns(origin, CHOICES))
@@ -59,28 +63,8 @@ def _examples(task: Task, origin: Origin, table: Table) -> Examples:
 def _inputs(task: Task, table: Table, paths: tuple[str, ...]) -> Column:
     if task.kind == "image":
         return _images(table, paths[0])
-    texts = [_texts(table, path) for path in paths]
-    return texts[0] if len(texts) == 1 else tuple(map(" ".join, zip(*texts, strict=True)))
-
-
-def _texts(table: Table, path: str) -> tuple[str, ...]:
-    column = table.column(path)
-    for index, value in enumerate(column):
-        if not isinstance(value, str):
-            raise table.wrong(index, path, f"expected text; found {shown(value)}")
-    texts = tuple(column)
-    _check_encodable(table, path, texts)
-    return texts
-
-
-def _check_encodable(table: Table, path: str, texts: Sequence[str]) -> None:
-    """JSON can spell half of a surrogate pair, which no tokenizer accepts."""
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        for index, text in enumerate(texts):
-            if any("\ud800" <= character <= "\udfff" for character in text):
-                raise table.wrong(index, path, f"half a character (a lone surrogate): {shown(text)}") from None
+    columns = [texts(table, path) for path in paths]
+    return columns[0] if len(columns) == 1 else tuple(map(" ".join, zip(*columns, strict=True)))
 
 
 def _images(table: Table, path: str) -> Column:
@@ -96,12 +80,12 @@ def _images(table: Table, path: str) -> Column:
 def _choices(table: Table, paths: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """Each row's choices: a list in one column, or one choice from each of several columns."""
     if len(paths) > 1:
-        return tuple(zip(*(_texts(table, path) for path in paths), strict=True))
+        return tuple(zip(*(texts(table, path) for path in paths), strict=True))
     rows = table.column(paths[0])
     for index, row in enumerate(rows):
         if not isinstance(row, list | tuple) or len(row) < 2 or not all(isinstance(choice, str) for choice in row):
             raise table.wrong(index, paths[0], f"expected a list of at least two texts; found {shown(row)}")
-    _check_encodable(table, paths[0], [" ".join(row) for row in rows])
+    check_encodable(table, paths[0], [" ".join(row) for row in rows])
     return tuple(map(tuple, rows))
 
 

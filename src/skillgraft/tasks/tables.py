@@ -80,6 +80,27 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def texts(table: Table, path: str) -> tuple[str, ...]:
+    """A column in which every cell is text."""
+    column = table.column(path)
+    for index, value in enumerate(column):
+        if not isinstance(value, str):
+            raise table.wrong(index, path, f"expected text; found {shown(value)}")
+    found = tuple(column)
+    check_encodable(table, path, found)
+    return found
+
+
+def check_encodable(table: Table, path: str, texts: Sequence[str]) -> None:
+    """JSON can spell half of a surrogate pair, which no tokenizer accepts."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        for index, text in enumerate(texts):
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise table.wrong(index, path, f"half a character (a lone surrogate): {shown(text)}") from None
+
+
 LINE_LIMIT = 5_000_000  # bytes; a longer line is a file without line ends, not a row
 
 

@@ -11,26 +11,32 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from skillgraft.errors import InputError, did_you_mean, listed
 from skillgraft.tasks.asking import AS, asked_as
+from skillgraft.tasks.completions import COMPLETE, COMPLETE_KEYS, LAYOUTS, completing
 from skillgraft.tasks.prompt import CHOICES, MASK
 from skillgraft.tasks.section import Section
-from skillgraft.tasks.task import Kind, Metric, Origin, Task
+from skillgraft.tasks.task import Completing, Kind, Metric, Origin, Task
 from skillgraft.tasks.wording import with_wording
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 DEFAULT_MAX_LENGTH = 128  # P1 A.1, masked prompts
+COMPLETE_LENGTH = 1024  # prompt and completion
 REMOTE = ("hf:", "data:")
 
 # Fields of a task with another's question, left out of the definition of all others.
-_WHERE_GIVEN = ("asked_as", "meanings")
+_WHERE_GIVEN = ("asked_as", "meanings", "completing")
 ORIGIN_KEYS = ("train", "test", "validation", "columns", "data_labels")
 TASK_KEYS = (
     *("name", *ORIGIN_KEYS, "text", "image", "choices", "label", "labels", "ignore_labels", "metric", "max_length"),
-    *("prompt", "describe", "hub"),
+    *("prompt", "describe", "hub", "kind"),
 )
+_METRICS: Mapping[bool, tuple[Metric, ...]] = {
+    False: ("accuracy", "f1"),
+    True: ("nll", "perplexity", "token_accuracy", "exact_match", "contains"),
+}
 
 
 def catalogue() -> list[str]:
@@ -54,6 +60,9 @@ def load_task(name_or_path: str | Path) -> Task:
 
 
 def _task(top: Section) -> Task:
+    style = completing(top)
+    if style is not None:
+        return _complete(top, style)
     top.only(TASK_KEYS)
     kind, inputs = _kind_and_inputs(top)
     labels, choices = _labels(top, kind), top.texts(CHOICES)
@@ -65,9 +74,26 @@ def _task(top: Section) -> Task:
         label=top.text("label", "label"),
         labels=labels,
         ignore_labels=_ignored(top),
-        metric=_metric(top, labels),
+        metric=_metric(top, labels, kind),
         max_length=top.count("max_length", DEFAULT_MAX_LENGTH),
         hub=_hub(top, labels, choices),
+    )
+    _check_columns(top, task)
+    return with_wording(task, top)
+
+
+def _complete(top: Section, style: Completing) -> Task:
+    top.only(COMPLETE_KEYS)
+    task = Task(
+        name=top.text("name"),
+        kind=COMPLETE,
+        inputs=LAYOUTS[style.layout],
+        data=_origin(top, (), ()),
+        label="",
+        metric=_metric(top, (), COMPLETE),
+        max_length=top.count("max_length", COMPLETE_LENGTH),
+        hub=_hub(top, (), ()),
+        completing=style,
     )
     _check_columns(top, task)
     return with_wording(task, top)
@@ -107,9 +133,9 @@ def _ignored(top: Section) -> frozenset[str]:
     return frozenset(str(item) for item in given)
 
 
-def _metric(top: Section, labels: tuple[str, ...]) -> Metric:
-    names: tuple[Metric, ...] = get_args(Metric)
-    given = top.text("metric", "accuracy")
+def _metric(top: Section, labels: tuple[str, ...], kind: Kind) -> Metric:
+    names = _METRICS[kind == COMPLETE]
+    given = top.text("metric", names[0])
     if given == "f1" and len(labels) != 2:
         raise top.wrong(f"metric 'f1' is of label 1 of two labels; this task has {len(labels)}")
     for name in names:
@@ -152,7 +178,7 @@ def _hub(top: Section, labels: tuple[str, ...], choices: tuple[str, ...]) -> Ori
 def _check_columns(top: Section, task: Task) -> None:
     if MASK in task.fields:
         raise top.wrong(f"a column cannot be called {MASK!r} (use 'columns' to rename it): {{mask}} is the mask token")
-    known = (*task.fields, task.label)
+    known = task.read
     if len(set(known)) < len(known):
         raise top.wrong(f"a column has two roles: {listed(known)}")
     for origin in filter(None, (task.data, task.hub)):
@@ -178,6 +204,8 @@ def definition(value: Any) -> Any:
         }
     if isinstance(value, Mapping):
         return {str(key): definition(each) for key, each in value.items()}
+    if callable(value):
+        return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, frozenset | set):
         return sorted(map(str, value))
     return [definition(each) for each in value] if isinstance(value, list | tuple) else value
