@@ -75,17 +75,23 @@ def completed_rows(task: Task, table: Table, paths: Sequence[tuple[str, ...]]) -
         prompts, completions = zip(*split, strict=True)
         _refuse_empty(table, path, completions)
         return {"prompt": prompts, "completion": completions}
-    return _prompted(table, *paths)
+    return _prompted(table, *paths, chat=style.chat)
 
 
-def _prompted(table: Table, prompt: tuple[str, ...], completion: tuple[str, ...]) -> dict[str, Column]:
+def _prompted(
+    table: Table, prompt: tuple[str, ...], completion: tuple[str, ...], *, chat: bool
+) -> dict[str, Column]:
     """Rows of prompt and completion: texts, or both of them turns of a conversation."""
     first = table.column(prompt[0])[0]
+    if not isinstance(first, str | list | tuple):
+        raise table.wrong(0, prompt[0], f"expected text or a list of turns; found {shown(first)}")
     if isinstance(first, str):
         prompts, answers = _joined(table, prompt), _joined(table, completion)
         _refuse_empty(table, completion[-1], answers)
         return {"prompt": prompts, "completion": answers}
     (asked,), (answered,) = prompt, completion
+    if not chat:
+        raise table.wrong(0, asked, "turns of a conversation are asked with the chat template: write chat = true")
     turns = tuple(_turns(table, index, asked, cell) for index, cell in enumerate(table.column(asked)))
     ends = [_turns(table, index, answered, cell) for index, cell in enumerate(table.column(answered))]
     for index, each in enumerate(ends):
@@ -119,6 +125,8 @@ def _turn(table: Table, index: int, path: str, turn: Any) -> Turn:
         raise table.wrong(index, path, f"expected turns with role and content, both text; found {shown(turn)}")
     if turn["role"] not in ROLES:
         raise table.wrong(index, path, f"no role {turn['role']!r}: {did_you_mean(turn['role'], ROLES)}")
+    if turn.get("tool_calls"):
+        raise table.wrong(index, path, "a turn with tool_calls, which are not read; write the call into its content")
     check_encodable(table, path, [turn["content"]])
     return turn["role"], turn["content"]
 
