@@ -35,7 +35,10 @@ def fact_rows(count: int, seed: int = 0) -> list[dict[str, str]]:
     draw = np.random.default_rng(seed)
     nouns = [list(FACTS)[number % len(FACTS)] for number in range(count)]
     letters = (" ".join(draw.choice(list("abcdefg"), 2)) for _ in range(count))
-    return [{"prompt": f"{few} the {noun} is", "completion": f" {FACTS[noun]}"} for few, noun in zip(letters, nouns, strict=True)]
+    return [
+        {"prompt": f"{few} the {noun} is", "completion": f" {FACTS[noun]}"}
+        for few, noun in zip(letters, nouns, strict=True)
+    ]
 
 
 def write_facts(folder: Path, more: str = "", *, train: int = 100, test: int = 20) -> Path:

@@ -88,7 +88,9 @@ def test_inside_a_region_by_lora_and_with_a_second_task(place: Path, tmp_path: P
     base, tasks = place / "BASE", [place / "facts.toml", place / "text.toml"]
     few = Data(train_rows=12, validation_rows=4)
     region = choose_region(base, task=tasks[0], density=0.1, data=few)
-    inside = finetune(base, tasks[:1], out=tmp_path / "inside", plan=PLAN.with_changes(steps=4), inside=region, data=few)
+    inside = finetune(
+        base, tasks[:1], out=tmp_path / "inside", plan=PLAN.with_changes(steps=4), inside=region, data=few
+    )
     assert inside.trained == len(region)
     lora = PLAN.with_changes(steps=4, method="lora", accumulation=2)
     both = finetune(base, tasks, out=tmp_path / "lora", plan=lora, data=few)
@@ -98,9 +100,15 @@ def test_inside_a_region_by_lora_and_with_a_second_task(place: Path, tmp_path: P
 def test_parts_of_a_batch_give_the_whole_batchs_loss(place: Path, tmp_path: Path) -> None:
     """The mean over all tokens of a batch, however it is split."""
     logs = [
-        finetune(place / "BASE", [place / "facts.toml"], out=tmp_path / str(parts), plan=PLAN.with_changes(steps=3, accumulation=parts), data=DATA).log
+        finetune(
+            place / "BASE",
+            [place / "facts.toml"],
+            out=tmp_path / str(parts),
+            plan=PLAN.with_changes(steps=3, accumulation=parts),
+            data=DATA,
+        ).log
         for parts in (1, 5)
-    ]  # fmt: skip
+    ]
     for one, other in zip(*logs, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
@@ -128,9 +136,12 @@ def run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     return runner(place, monkeypatch, capsys)
 
 
-def test_the_command_line_shows_losses_and_answers(run: Run, place: Path, tuned: Path, graft: Graft) -> None:
+@pytest.mark.usefixtures("tuned")
+def test_the_command_line_shows_losses_and_answers(run: Run, place: Path, graft: Graft) -> None:
     graft.save(place / "g.safetensors")
-    ended = run("evaluate", "BASE", "--task", "facts.toml", "--tuned", "TUNED", "--graft", "g.safetensors", "--save", "saved")
+    ended = run(
+        "evaluate", "BASE", "--task", "facts.toml", "--tuned", "TUNED", "--graft", "g.safetensors", "--save", "saved"
+    )
     assert ended.code == 0
     for part in ("NLL", "perplexity", "exact match kept", "completion: ", "TUNED:"):
         assert part in ended.out

@@ -28,7 +28,9 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 9), TEXTS, TEXTS), min_size=1, max_size=5), st.booleans())
 def test_the_file_gives_back_what_was_saved(tmp_path_factory: pytest.TempPathFactory, rows: Any, written: bool) -> None:
     losses, tokens, prompts, texts = zip(*rows, strict=True)
-    found = made(losses, tokens, [0] * len(rows), prompts=prompts, texts=texts if written else (), made_by={"model": "base"})
+    found = made(
+        losses, tokens, [0] * len(rows), prompts=prompts, texts=texts if written else (), made_by={"model": "base"}
+    )
     file = found.save(tmp_path_factory.mktemp("saved") / "some.npz")
     assert Completions.load(file) == found == load_predictions(file)
     assert found != made(losses, tokens, [0] * len(rows), prompts=prompts, task="other")

@@ -28,7 +28,17 @@ ROWS = (("the cat was", " slow"), ("a b c d e f g the dog is", " quick , quick")
 def task(style: Completing = Completing(), *, template: str = "", max_length: int = 64) -> Task:
     prompts: Any = {"causal": Prompt(Template.parse(template, texts=("prompt",)), 64)} if template else {}
     fields = ("prompt", "completion")
-    return Task("facts", "complete", fields, Origin(train=("x.jsonl",)), "", metric="nll", max_length=max_length, prompts=prompts, completing=style)  # fmt: skip
+    return Task(
+        "facts",
+        "complete",
+        fields,
+        Origin(train=("x.jsonl",)),
+        "",
+        metric="nll",
+        max_length=max_length,
+        prompts=prompts,
+        completing=style,
+    )
 
 
 def examples(*rows: tuple[Any, str]) -> Examples:
@@ -98,12 +108,17 @@ def test_a_chat_is_asked_through_its_template(tmp_path: Path) -> None:
     tokenizer = readout.text.tokenizer
     spelled = "<s>system\ngood</s>\n<s>user\nthe cat</s>\n<s>assistant\n"
     assert rows[0].inputs["input_ids"] == tokenizer(f"{spelled}slow</s>", add_special_tokens=False)["input_ids"]
-    assert readout.asked(rows[1]) == tokenizer("<s>user\nthe cat</s>\n<s>assistant\n", add_special_tokens=False)["input_ids"]
+    assert (
+        readout.asked(rows[1])
+        == tokenizer("<s>user\nthe cat</s>\n<s>assistant\n", add_special_tokens=False)["input_ids"]
+    )
     assert rows[0].inputs["prompt"] == "the cat"
     assert rows[0].inputs["input_ids"][-1] == tokenizer.eos_token_id  # the line end after it is the template's
 
 
-@pytest.mark.parametrize(("template", "message"), [(None, "no chat template"), ("{{ nothing.there() }}", "cannot be filled")])
+@pytest.mark.parametrize(
+    ("template", "message"), [(None, "no chat template"), ("{{ nothing.there() }}", "cannot be filled")]
+)
 def test_a_chat_template_that_is_missing_or_broken(tmp_path: Path, template: str | None, message: str) -> None:
     with pytest.raises(InputError, match=message):
         opened(chatting(tmp_path / "chat", template=template), task(Completing(chat=True)))
@@ -127,7 +142,9 @@ def test_a_row_of_text_loses_its_end_and_is_counted(folders: Folders) -> None:
 def test_what_has_no_room_is_refused_with_its_row(folders: Folders, tmp_path: Path) -> None:
     _, readout = opened(folders("llama"), task(max_length=8))
     long = " slow" * 12
-    with pytest.raises(InputError, match=r"row 1: its prompt has 3 tokens and its completion 13, .* raise max_length to 14"):
+    with pytest.raises(
+        InputError, match=r"row 1: its prompt has 3 tokens and its completion 13, .* raise max_length to 14"
+    ):
         readout.encode(examples(("it", " fine"), ("the cat", long)))
     with pytest.raises(InputError, match="shorten or remove the row"):
         readout.encode(examples(("the cat", long * 20)))
@@ -155,4 +172,3 @@ def test_a_tokenizer_without_a_padding_token_changes_nothing(folders: Folders) -
         together = readout.scores(model, readout.collate(rows))
         alone = torch.cat([readout.scores(model, readout.collate([row])) for row in rows])
     torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
-

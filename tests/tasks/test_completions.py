@@ -31,10 +31,15 @@ def read(folder: Path, lines: str, *rows: Any) -> dict[str, Any]:
         ('columns = { prompt = ["q", "more"], completion = "r" }', {"q": "a", "more": "", "r": "b"}, "a", "b"),
         ("chat = true", {"prompt": [USER], "completion": [ASSISTANT]}, (("user", "hi"),), "yes"),
         ('layout = "messages"', {"messages": [USER, ASSISTANT]}, (("user", "hi"),), "yes"),
-        ('layout = "messages"', {"messages": [USER, ASSISTANT, USER, ASSISTANT]}, (("user", "hi"), ("assistant", "yes"), ("user", "hi")), "yes"),
+        (
+            'layout = "messages"',
+            {"messages": [USER, ASSISTANT, USER, ASSISTANT]},
+            (("user", "hi"), ("assistant", "yes"), ("user", "hi")),
+            "yes",
+        ),
         ('layout = "text"', {"text": "a b"}, "", "a b"),
     ],
-)  # fmt: skip
+)
 def test_layouts(tmp_path: Path, lines: str, row: Any, prompt: Any, completion: str) -> None:
     assert read(tmp_path, lines, row) == {"prompt": (prompt,), "completion": (completion,)}
 
@@ -42,12 +47,28 @@ def test_layouts(tmp_path: Path, lines: str, row: Any, prompt: Any, completion: 
 @pytest.mark.parametrize(
     ("lines", "rows", "message"),
     [
-        ("", [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "  "}], r"line 2, column 'completion': an empty completion"),
+        (
+            "",
+            [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "  "}],
+            r"line 2, column 'completion': an empty completion",
+        ),
         ('layout = "text"', [{"text": ""}], "an empty completion"),
         ('layout = "messages"', [{"messages": [USER, {**ASSISTANT, "content": ""}]}], "an empty completion"),
-        ("", [{"prompt": "a", "completion": "b"}, {"prompt": [USER], "completion": [ASSISTANT]}], r"line 2, column 'prompt': expected text"),
-        ("chat = true", [{"prompt": [USER], "completion": [ASSISTANT]}, {"prompt": "a", "completion": "b"}], "line 2.*found text: 'a'"),
-        ("", [{"prompt": "a", "completion": "b"}, {"messages": [USER, ASSISTANT]}], "line 2: there is no 'prompt'; this row has messages"),
+        (
+            "",
+            [{"prompt": "a", "completion": "b"}, {"prompt": [USER], "completion": [ASSISTANT]}],
+            r"line 2, column 'prompt': expected text",
+        ),
+        (
+            "chat = true",
+            [{"prompt": [USER], "completion": [ASSISTANT]}, {"prompt": "a", "completion": "b"}],
+            "line 2.*found text: 'a'",
+        ),
+        (
+            "",
+            [{"prompt": "a", "completion": "b"}, {"messages": [USER, ASSISTANT]}],
+            "line 2: there is no 'prompt'; this row has messages",
+        ),
         ('layout = "messages"', [{"prompt": "a", "completion": "b"}], "no column 'messages'"),
         ('layout = "messages"', [{"messages": [USER]}], "end with the assistant's answer.*found the roles user"),
         ('layout = "messages"', [{"messages": [ASSISTANT]}], "end with the assistant's answer"),
@@ -60,7 +81,7 @@ def test_layouts(tmp_path: Path, lines: str, row: Any, prompt: Any, completion: 
         ("", [{"prompt": [USER], "completion": [ASSISTANT]}], "write chat = true"),
         ("", [{"prompt": 3, "completion": "b"}], "expected text or a list of turns"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_row_is_named(tmp_path: Path, lines: str, rows: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         read(tmp_path, lines, *rows)

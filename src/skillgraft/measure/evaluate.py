@@ -21,7 +21,7 @@ from skillgraft.folders.weight_files import ADAPTER, has_adapters
 from skillgraft.live.bottleneck import stated_base
 from skillgraft.measure.summary import summary
 from skillgraft.opening.runtime import Runtime
-from skillgraft.predictions.completions import Completions
+from skillgraft.predictions.completions import side_by_side
 from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.task_model import TaskModel, TaskRows
 from skillgraft.tasks.data import Data, TaskLike
@@ -70,7 +70,7 @@ class Evaluation:
 
         The rows are spread evenly over the split. Tasks of classes, and those for which nothing was generated, have none.
         """
-        return {task: found for task, models in self.predictions.items() if (found := _side_by_side(models, rows))}
+        return {task: found for task, models in self.predictions.items() if (found := side_by_side(models, rows))}
 
     def save(self, folder: str | Path) -> None:
         """Write all predictions, one file for each task and model; `skillgraft report` shows them."""
@@ -90,19 +90,6 @@ class Evaluation:
             for model, facts in models.items()
         ]
         return pandas.DataFrame(rows).drop(columns="intervals").set_index(["task", "model"])
-
-
-def _side_by_side(models: Models, rows: int) -> list[dict[str, str]]:
-    written = {name: each for name, each in models.items() if isinstance(each, Completions) and each.texts}
-    if not written or rows < 1:
-        return []
-    first = next(iter(written.values()))
-    chosen = dict.fromkeys(len(first) * number // rows for number in range(rows))
-    return [
-        {"prompt": first.prompts[row], "completion": first.references[row]}
-        | {name: each.texts[row] for name, each in written.items()}
-        for row in chosen
-    ]
 
 
 def _value(found: Any) -> Any:

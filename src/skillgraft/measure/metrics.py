@@ -233,6 +233,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "score": Metric(_score, _score_of_completions),
         "merit": Metric(_score, _merit_of_completions),
         "accuracy": Metric(_accuracy),
+        "right": Metric(_accuracy, _token_accuracy),
         "f1": Metric(_f1),
         "balanced_accuracy": Metric(_balanced_accuracy),
         "ece": calibration_error(),

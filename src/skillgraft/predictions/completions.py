@@ -84,6 +84,20 @@ class Completions:
         return read_arrays(path, SPEC, cls)
 
 
+def side_by_side(models: Mapping[str, Any], rows: int = 3) -> list[dict[str, str]]:
+    """A few rows, spread evenly: prompt, true completion, and what every model generated; none where nothing was."""
+    written = {name: each for name, each in models.items() if isinstance(each, Completions) and each.texts}
+    if not written or rows < 1:
+        return []
+    first = next(iter(written.values()))
+    chosen = dict.fromkeys(len(first) * number // rows for number in range(rows))
+    return [
+        {"prompt": first.prompts[row], "completion": first.references[row]}
+        | {name: each.texts[row] for name, each in written.items() if len(each) == len(first)}
+        for row in chosen
+    ]
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()

@@ -78,9 +78,7 @@ def completed_rows(task: Task, table: Table, paths: Sequence[tuple[str, ...]]) -
     return _prompted(table, *paths, chat=style.chat)
 
 
-def _prompted(
-    table: Table, prompt: tuple[str, ...], completion: tuple[str, ...], *, chat: bool
-) -> dict[str, Column]:
+def _prompted(table: Table, prompt: tuple[str, ...], completion: tuple[str, ...], *, chat: bool) -> dict[str, Column]:
     """Rows of prompt and completion: texts, or both of them turns of a conversation."""
     first = table.column(prompt[0])[0]
     if not isinstance(first, str | list | tuple):

@@ -193,7 +193,7 @@ class Training:
             if plan.keep == "best" and (progress.best_score is None or found["validation"] > progress.best_score):
                 progress.best_score, progress.best = found["validation"], self.prepared.trainables.copy()
         if plan.stop_at is not None and progress.step % self.order.steps_per_epoch == 0:
-            found["train_accuracy"] = self.mean_score("train", metric="accuracy")
+            found["train_accuracy"] = self.mean_score("train", metric="right")
             progress.finished = found["train_accuracy"] >= plan.stop_at
         return found
 
@@ -201,7 +201,7 @@ class Training:
         """The mean over tasks of a metric on the training or validation rows."""
         return float(np.mean([self.score(course, split, metric=metric) for course in self.courses]))
 
-    def score(self, course: Course, split: str, *, metric: str = "score") -> float:
+    def score(self, course: Course, split: str, *, metric: str) -> float:
         """One task's metric, as the run reads its scores."""
         rows = course.train if split == "train" else course.validation
         with self.autocast():
