@@ -31,6 +31,8 @@ from skillgraft.cli import (
     remove,
     report,
     reproduce,
+    task,
+    unpack,
 )
 from skillgraft.cli.panels import PanelCommand
 from skillgraft.errors import SkillgraftError
@@ -61,9 +63,11 @@ Examples
 )
 for verb in (
     demo, finetune, localize, extract, check, apply, remove, combine, forget, continual,
-    evaluate, diff, inspect, compare, export, report, reproduce, doctor,
+    evaluate, diff, inspect, compare, export, report, reproduce, unpack, doctor,
 ):  # fmt: skip
     app.command(verb.__name__.rsplit(".", 1)[1], cls=PanelCommand)(verb.run)
+
+app.add_typer(task.app, name="task")
 
 
 def main() -> NoReturn:

@@ -28,7 +28,7 @@ LAYOUTS: Mapping[Layout, tuple[str, ...]] = {
 }
 COMPLETE_KEYS = (
     *("name", "kind", "layout", "chat", "ends", "answer_tokens", "metric", "max_length"),
-    *("train", "test", "validation", "columns", "prompt", "hub"),
+    *("train", "test", "validation", "holdout", "columns", "prompt", "hub"),
 )
 ROLES = ("system", "developer", "user", "assistant", "tool")
 Turn = tuple[str, str]  # role, content

@@ -6,6 +6,7 @@ multiple-choice row whose label points past its choices.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -25,8 +26,33 @@ from skillgraft.tasks.task import Origin, SplitName, Task
 
 
 def read_examples(task: Task, split: SplitName) -> Examples:
-    """All rows of a split, its sources one after the other."""
+    """All rows of a split, its sources one after the other. Held-out rows are those that their own content chooses."""
     origin = origin_of(task)
+    if origin.holdout and split != "validation":
+        return _held_out(_read(task, origin, "train"), origin.holdout, is_test=split == "test")
+    return _read(task, origin, split)
+
+
+def _held_out(pool: Examples, share: float, *, is_test: bool) -> Examples:
+    """A row's content decides, so that equal rows stay together and new ones move no other."""
+    bar = int(share * 2**32)
+    chosen = np.array([int.from_bytes(_hashed(row)[:4], "big") < bar for row in pool.identities()])
+    if chosen.all() or not chosen.any():
+        raise DataError(
+            f"task {pool.task!r}: holdout = {share:g} of {len(pool)} rows leaves none to train or to test on"
+        )
+    return pool.select(np.flatnonzero(chosen == is_test))
+
+
+def _hashed(row: tuple[Any, ...]) -> bytes:
+    return hashlib.sha256(repr(tuple(_plain(value) for value in row)).encode()).digest()
+
+
+def _plain(value: Any) -> Any:
+    return (value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
+
+
+def _read(task: Task, origin: Origin, split: SplitName) -> Examples:
     sources = origin.sources(split)
     if not sources:
         raise InputError(f"task {task.name!r} has no {split!r} source; name one in its file")
@@ -104,7 +130,8 @@ def _class_indices(task: Task, origin: Origin, table: Table) -> NDArray[np.int64
     path = _source_columns(origin, task.label)[0]
     own = _numbered(task.labels)
     numbers = {name: own[label] for name, label in origin.meanings.items()} or own
-    return _indices(table, path, _Labels(numbers, _names(origin, table, path), task.ignore_labels))
+    names = _names(origin, table, path)
+    return _indices(table, path, _Labels(numbers, names, task.ignore_labels, by_name=origin.by_name))
 
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:
@@ -129,6 +156,7 @@ class _Labels:
     numbers: Mapping[str, int]
     names: tuple[str, ...]
     ignored: frozenset[str]
+    by_name: bool = False  # numbers are names like others
 
     def number(self, cell: Any) -> int | None:
         """The number of the cell's label, -1 if it is to be ignored, None if it is unknown."""
@@ -139,6 +167,8 @@ class _Labels:
         """A name as it is; a number, perhaps spelled out as in a CSV, as the name behind it."""
         if isinstance(cell, str) and (cell in self.names or not cell.isdecimal()):
             return cell
+        if self.by_name and str(cell) in self.names:
+            return str(cell)
         try:
             number = int(cell)
             known = number == float(cell) and 0 <= number < len(self.names)

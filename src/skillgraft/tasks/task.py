@@ -24,7 +24,8 @@ SplitName = Literal["train", "test", "validation"]
 class Origin:
     """Where rows come from: sources per split, our field → the source's columns, the names behind integer labels.
 
-    `meanings` says which of the task's labels each of the data's stands for, where these are another task's.
+    `meanings` says which of the task's labels each of the data's stands for, where these are another task's. `holdout` is the
+    share of the training rows that test where there is no test source. `by_name`: labels were read off the data, numbers too.
     """
 
     train: tuple[str, ...] = ()
@@ -33,6 +34,8 @@ class Origin:
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     data_labels: tuple[str, ...] = ()
     meanings: Mapping[str, str] = field(default_factory=dict)
+    holdout: float = 0.0
+    by_name: bool = False
 
     def sources(self, split: SplitName) -> tuple[str, ...]:
         """The sources of one split; several are read one after the other."""
