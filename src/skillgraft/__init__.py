@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from skillgraft.live.grafted import grafted as grafted
     from skillgraft.measure.evaluate import evaluate as evaluate
     from skillgraft.opening.runtime import Runtime as Runtime
+    from skillgraft.opening.unpack import unpack as unpack
     from skillgraft.regions.choose import choose_region as choose_region
     from skillgraft.regions.live import localize_live as localize_live
     from skillgraft.regions.localize import localize as localize
@@ -73,6 +74,7 @@ _HOME = {
     "save_region": "files.graft_file",
     "search_scale": "compose.scales",
     "total": "values.graft",
+    "unpack": "opening.unpack",
 }
 __all__ = sorted(_HOME)
 

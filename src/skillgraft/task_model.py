@@ -28,9 +28,9 @@ from skillgraft.opening.processes import Processes
 from skillgraft.opening.runtime import MixedPrecision
 from skillgraft.opening.source import Source
 from skillgraft.predictions.predict import by_length, on_device, predict
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.readouts.loading import Loader, choose_plan
-from skillgraft.readouts.readout import Batch, Encoded, Options, Readout, loss_of
+from skillgraft.readouts.readout import Batch, Encoded, Options, Readout, loss_of, units_of
 from skillgraft.tasks import Examples
 from skillgraft.tasks.data import BatchOrder, Data, Rows, TaskLike, load_tasks
 from skillgraft.values.graft import Graft
@@ -175,20 +175,24 @@ class TaskModel:
         batch_size: int = 64,
         made_by: Mapping[str, str] | None = None,
         progress: RowProgress | None = None,
-    ) -> dict[str, Predictions]:
-        """What the base, with the graft on it if one is given, answers about the rows of these tasks (all by default)."""
+        generates: bool = False,
+    ) -> dict[str, AnyPredictions]:
+        """What the base, with the graft on it if one is given, answers about the rows of these tasks (all by default).
+
+        `generates` has completions written too, where prompts are completed.
+        """
         about = {"split": split, "readout": self.rows.name, **(made_by or {})}
         rows = {task: self.rows.encoded(task, split) for task in (self.tasks if tasks is None else tasks)}
         with self.holding(graft):
             return {
                 task: predict(
                     self.model, self.rows.readout(task), encoded, batch_size=batch_size, made_by=about,
-                    progress=_reporter(progress, task), processes=self.processes,
+                    progress=_reporter(progress, task), processes=self.processes, generates=generates,
                 )
                 for task, encoded in rows.items()
             }  # fmt: skip
 
-    def answers(self, task: str, rows: Sequence[Encoded]) -> Predictions:
+    def answers(self, task: str, rows: Sequence[Encoded]) -> AnyPredictions:
         """What the model as it stands answers about these rows; a search asks it while it holds numbers of its own."""
         return predict(self.model, self.rows.readout(task), rows, processes=self.processes)
 
@@ -233,10 +237,11 @@ class TaskModel:
             for task, own in rows.items():
                 readout = self.rows.readout(task)
                 chosen = [own[row] for order in orders[task] for row in order(number)] or own
+                units = units_of(chosen)
                 mine = self.processes.share(chosen)
                 for part in by_length(mine, _TOGETHER):
                     batch = readout.collate([mine[index] for index in part])
-                    found.append(((task, batch), len(part) / len(chosen)))
+                    found.append(((task, batch), units_of(mine[index] for index in part) / units))
             return found
 
         return step

@@ -47,6 +47,7 @@ INFO = Info(
     command="skillgraft extract base tuned -o g.safetensors",
     versions={"skillgraft": "0.1.0"},
 )
+CHAT = {"template": "{{ messages[0].content }}<|im_end|>", "generation": {"eos_token_id": [2, 7], "pad_token_id": 0}}
 
 
 def graft_of(region: Region, dtype: Any = np.float32, **rest: Any) -> Graft:
@@ -70,6 +71,7 @@ def grafts() -> Iterator[tuple[str, Graft]]:
     yield "bitmap", graft_of(DENSE, BFLOAT16)
     yield "int64", graft_of(HUGE, np.float16)
     yield "heads", graft_of(REGION, heads=HEADS)
+    yield "chat", graft_of(REGION, info=Info(chat=CHAT))
     yield "empty", graft_of(Region(SCOPE, {}))
 
 

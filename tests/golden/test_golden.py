@@ -57,5 +57,5 @@ def test_the_forms_are_what_their_names_say():
     assert load(golden("int64")).region.sites["shared.weight"].dtype == np.int64
     assert HUGE.scope.size > 2**31
     assert b".bitmap" in golden("bitmap").read_bytes()
-    assert set(INFO) == set(ITEMS), "the golden file shows every item of provenance"
+    assert {*INFO, *GRAFTS["chat"].info} == set(ITEMS), "the golden files show every item of provenance"
     assert load(golden("exact")).info == INFO

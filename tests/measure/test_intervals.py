@@ -33,7 +33,7 @@ def test_draws_are_the_metric_of_the_resampled_rows(classes: int) -> None:
     rows = resampled_rows(23, bootstrap)
     assert rows.shape == (40, 23)
     for name, metric in METRICS.items():
-        if name != "f1" or classes == 2:
+        if metric.of_classes is not None and (name != "f1" or classes == 2):
             brute = [metric(taken(said, each)) for each in rows]
             np.testing.assert_allclose(bootstrap.draws([metric.tally(said)])[0], brute, err_msg=name)
 

@@ -27,8 +27,10 @@ from skillgraft.cli.arguments import (
 )
 from skillgraft.errors import InputError, listed
 
+ANSWERS = 3  # rows shown
+
 if TYPE_CHECKING:
-    from skillgraft.measure import Predictions
+    from skillgraft.predictions.predictions import AnyPredictions, Predictions
     from skillgraft.tasks import Task
     from skillgraft.tasks.data import Data
 
@@ -48,6 +50,12 @@ def run(
     seed: Seed = 0,
     max_length: MaxLength = None,
     batch_size: Annotated[int, typer.Option(help="Rows at once.")] = 64,
+    answers: Annotated[
+        int, typer.Option(help="Tasks that complete prompts: so many rows' answers side by side.")
+    ] = ANSWERS,
+    generate: Annotated[
+        bool, typer.Option("--generate/--no-generate", help="Tasks that complete prompts: generate answers, greedily.")
+    ] = True,
     temperature: Annotated[
         bool, typer.Option("--temperature", help="Also tuned models with a temperature fitted on validation.")
     ] = False,
@@ -64,6 +72,8 @@ def run(
     """Measure base, tuned models and grafts on tasks.
 
     Accuracy, F1, ECE, NLL, Brier and agreement, with intervals.
+
+    Of tasks that complete prompts: NLL per token, perplexity, token accuracy, exact match, and a few answers side by side.
 
     \b
     Examples
@@ -92,6 +102,7 @@ def run(
 
     asked: dict[str, Any] = {
         "tuned": folders, "grafts": grafts, "data": data, "convert": convert, "batch_size": batch_size,
+        "generates": generate,
     }  # fmt: skip
     with output.running("evaluating", device=device, dtype=dtype) as runtime:
         found, *fitted = [evaluate(base, tasks, split=each, runtime=runtime, **asked) for each in splits]
@@ -105,8 +116,15 @@ def run(
     results = found.summaries()
     if record:
         _record(graft or [], results, split)
-    lines = [line for name, models in results.items() for line in [*output.score_table(name, models), ""]]
-    output.show({"readout": found.readout, "split": split, "tasks": results}, as_json=json, lines=lines[:-1])
+    examples = found.examples(answers)
+    lines = [
+        line
+        for name, models in results.items()
+        for line in [*output.score_table(name, models), *output.answer_lines(examples.get(name, ())), ""]
+    ]
+    facts = {"readout": found.readout, "split": split, "tasks": results}
+    facts |= {"examples": examples} if examples else {}
+    output.show(facts, as_json=json, lines=lines[:-1])
 
 
 def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
@@ -129,13 +147,17 @@ def _checked_tasks(names: Sequence[str], data: Data, splits: Sequence[str]) -> t
 
 
 def _fitted(
-    models: Mapping[str, Predictions], validation: Mapping[str, Predictions], tuned: Iterable[str], *, shift: bool
+    models: Mapping[str, AnyPredictions], validation: Mapping[str, AnyPredictions], tuned: Iterable[str], *, shift: bool
 ) -> dict[str, Predictions]:
     """What models answer with a few numbers fitted on validation rows: the base's classes shifted, tuned at a temperature."""
     from skillgraft.measure import shifted, temperature_scaled
+    from skillgraft.predictions.predictions import classes_of
 
-    base = {"base + shift": shifted(models["base"], validation["base"])} if shift else {}
-    return base | {f"{name} + temperature": temperature_scaled(models[name], validation[name]) for name in tuned}
+    def of(model: str) -> tuple[Predictions, Predictions]:
+        return classes_of(models[model]), classes_of(validation[model])
+
+    base = {"base + shift": shifted(*of("base"))} if shift else {}
+    return base | {f"{name} + temperature": temperature_scaled(*of(name)) for name in tuned}
 
 
 def _record(files: list[Path], results: dict[str, Any], split: str) -> None:

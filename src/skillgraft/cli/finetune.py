@@ -79,6 +79,7 @@ def run(
     for each in tasks:
         data.split(each)
 
+    from skillgraft.measure.metrics import LOSSES
     from skillgraft.training.grid import finetune_recipe
 
     asked: dict[str, Any] = {"recipe_name": recipe, "settings": settings, "epochs": epochs, "data": data, **regions}
@@ -91,7 +92,11 @@ def run(
         "out": str(out), "readout": tuned.readout, "trained": tuned.trained, "steps": tuned.steps,
         "loss": last.get("loss"), "validation": dict(tuned.validation),
     }  # fmt: skip
-    scores = ", ".join(f"{name} {100 * score:.1f}" for name, score in tuned.validation.items())
+    losses = {each.name for each in tasks if each.metric in LOSSES}
+    scores = ", ".join(
+        f"{name} {score:.3f}" if name in losses else f"{name} {100 * score:.1f}"
+        for name, score in tuned.validation.items()
+    )
     lines = [
         f"{out}: {tuned.trained:,} numbers trained for {tuned.steps} steps through the {tuned.readout} readout",
         f"validation: {scores or 'no validation rows'}",

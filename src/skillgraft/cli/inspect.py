@@ -43,12 +43,24 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         lines.append(f"{facts['form']} form, scale {facts['scale']:g}, norm {facts['norm']:.4g}")
     if facts.get("heads"):
         lines.append("heads: " + ", ".join(f"{name} {shape}" for name, shape in facts["heads"].items()))
+    lines += _chat(made.get("chat", {}))
     lines.append(f"base {made.get('base', 'unnamed')}, fingerprint {facts['base_fingerprint'][:16]}…")
     for title, counts in (("by kind", facts["by_kind"]), ("by layer", facts["by_layer"])):
         lines += ["", title, *output.columns([("  " + k, f"{n:,}", _share(n, entries)) for k, n in counts.items()])]
     kept = {key: value for key, value in made.items() if key not in ("base", "versions")}
     lines += ["", "made", *(f"  {key}: {_short(value)}" for key, value in kept.items())]
     return lines
+
+
+def _chat(chat: dict[str, Any]) -> list[str]:
+    """What a graft says about talking to the model: the size of its chat template, and the tokens after which it stops."""
+    template = (
+        [f"chat template: {len(chat['template']):,} characters: {chat['template']!r:.100}"]
+        if "template" in chat
+        else []
+    )
+    stops = ", ".join(f"{key} {value}" for key, value in chat.get("generation", {}).items())
+    return [*template, *([f"generation: {stops}"] if stops else [])]
 
 
 def _short(value: Any) -> str:

@@ -33,6 +33,8 @@ from skillgraft.cli import (
     remove,
     report,
     reproduce,
+    task,
+    unpack,
 )
 from skillgraft.cli.panels import PanelCommand
 from skillgraft.errors import SkillgraftError, missing_package
@@ -86,9 +88,11 @@ def options(
 
 for verb in (
     demo, finetune, localize, extract, check, apply, remove, combine, forget, continual,
-    evaluate, diff, inspect, compare, export, report, reproduce, doctor,
+    evaluate, diff, inspect, compare, export, report, reproduce, unpack, doctor,
 ):  # fmt: skip
     app.command(verb.__name__.rsplit(".", 1)[1], cls=PanelCommand)(verb.run)
+
+app.add_typer(task.app, name="task")
 
 
 def main() -> NoReturn:

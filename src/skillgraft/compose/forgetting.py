@@ -2,7 +2,8 @@
 
 The scale is the one with the lowest accuracy on the target task among those at which every control task keeps `keep` of the
 base's accuracy, all on validation rows. 21 scales are tried, from 0 to 3 and 0.15 apart. Accuracy decides for tasks that are
-scored by F1 too: F1 rises where a model without the skill answers yes to everything.
+scored by F1 too: F1 rises where a model without the skill answers yes to everything. Where prompts are completed the task's own
+metric decides; a loss is to rise on the target, and on controls at most to base's loss / `keep`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 
 from skillgraft.compose.scales import POINTS, ROWS, Scaled, as_graft, at_scale, scale_grid
 from skillgraft.errors import InputError
-from skillgraft.measure.metrics import METRICS
+from skillgraft.measure.metrics import METRICS, is_loss
 from skillgraft.opening.runtime import Progress, Runtime, silent
+from skillgraft.predictions.completions import Completions
+from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.task_model import VALIDATION, TaskModel
 from skillgraft.tasks.data import Data, TaskLike, load_tasks
 from skillgraft.values.graft import Graft
@@ -102,32 +105,47 @@ def negate(
         raise InputError(f"forgetting {target!r} needs control tasks other than itself, found {list(controls)}")
     (graft,) = along.grafts
     trials: list[Trial] = []
+    losses: frozenset[str] = frozenset()
     grid = scale_grid(points, most=most)
     for number, scale in enumerate(grid, start=1):
         found = along.predict(-scale, tasks=[target, *controls])
-        scores = {task: METRICS["accuracy"](predictions) for task, predictions in found.items()}
+        scores = {task: _score(predictions) for task, predictions in found.items()}
+        losses = frozenset(task for task, predictions in found.items() if is_loss(predictions))
         base = trials[0].scores if trials else scores
-        trials.append(Trial(scale, scores, all(scores[task] >= keep * base[task] - _ROUNDING for task in controls)))
+        kept = all(_keeps(scores[task], base[task], keep, is_loss=task in losses) for task in controls)
+        trials.append(Trial(scale, scores, kept))
         progress(number, len(grid), {})
-    chosen = min((trial for trial in trials if trial.keeps), key=lambda trial: (trial.scores[target], trial.scale))
+    sign = -1 if target in losses else 1
+    chosen = min((each for each in trials if each.keeps), key=lambda each: (sign * each.scores[target], each.scale))
     if chosen.scale == 0.0 and not or_base:
-        raise InputError(_why_not(trials, target, controls, keep))
+        raise InputError(_why_not(trials, target, controls, keep, losses))
     # The scores that the graft carries are its own, not those of what is made of it here.
     return Forgotten(at_scale(graft, -chosen.scale).with_info(scores=None), chosen, tuple(trials))
 
 
-def _why_not(trials: Sequence[Trial], target: str, controls: Sequence[str], keep: float) -> str:
+def _score(predictions: AnyPredictions) -> float:
+    """Accuracy; where prompts are completed the task's own metric."""
+    return METRICS["score" if isinstance(predictions, Completions) else "accuracy"](predictions)
+
+
+def _keeps(score: float, base: float, keep: float, *, is_loss: bool) -> bool:
+    """At least this share of base's score; a loss at most base's divided by it."""
+    return score <= base / keep + _ROUNDING if is_loss else score >= keep * base - _ROUNDING
+
+
+def _why_not(trials: Sequence[Trial], target: str, controls: Sequence[str], keep: float, losses: frozenset[str]) -> str:
     base = trials[0]
     keeping = [trial for trial in trials[1:] if trial.keeps]
     if keeping:
-        lowest = min(trial.scores[target] for trial in keeping)
+        worst = (max if target in losses else min)(trial.scores[target] for trial in keeping)
         return (
-            f"no scale lowers {target}: it scores {base.scores[target]:.4f} on the base and {lowest:.4f} at best among the "
+            f"no scale {'raises the loss of' if target in losses else 'lowers'} {target}: it scores "
+            f"{base.scores[target]:.4f} on the base and {worst:.4f} at best among the "
             f"{len(keeping)} scales that keep {keep:.0%} of the controls; use a graft that holds this skill"
         )
     first = trials[1]
     scores = ", ".join(f"{task} {base.scores[task]:.4f} → {first.scores[task]:.4f}" for task in [target, *controls])
     return (
-        f"no scale above 0 keeps {keep:.0%} of the controls' accuracy; at the smallest, {first.scale:g}: {scores}; try more "
+        f"no scale above 0 keeps {keep:.0%} of the controls' scores; at the smallest, {first.scale:g}: {scores}; try more "
         "points, a smaller share to keep, or a sparser graft"
     )

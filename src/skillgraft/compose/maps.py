@@ -16,7 +16,7 @@ from skillgraft.measure.comparisons import disentanglement_error, function_local
 from skillgraft.measure.intervals import Bootstrap, Estimate
 from skillgraft.measure.summary import summary
 from skillgraft.opening.runtime import Progress, silent
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.task_model import TaskModel
 from skillgraft.values.graft import Graft
 
@@ -41,9 +41,9 @@ class CurvePoint:
     """What base + scale · delta answers about every task."""
 
     scale: float
-    predictions: Mapping[str, Predictions]
+    predictions: Mapping[str, AnyPredictions]
 
-    def as_json(self, *, base: Mapping[str, Predictions] | None = None) -> dict[str, Any]:
+    def as_json(self, *, base: Mapping[str, AnyPredictions] | None = None) -> dict[str, Any]:
         """Every task's summary; compared with the base's predictions where these are given."""
         tasks = {task: summary(found, base=base[task] if base else None) for task, found in self.predictions.items()}
         return {"scale": self.scale, "tasks": tasks}

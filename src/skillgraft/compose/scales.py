@@ -2,7 +2,8 @@
 
 graft = search_scale("MiniLM", [g, h], tasks=["sst2", "trec"], rule="ties", data=Data(shots=64, validation_rows=200))
 
-A point's merit is the mean over tasks of accuracy / the same method's single-task accuracy on the same rows. A rule that thins
+A point's merit is the mean over tasks of accuracy / the same method's single-task accuracy on the same rows; of tasks that are
+scored by a loss (prompts completed), of the improvement over base / that of the task's own graft. A rule that thins
 grafts is measured by its thinned grafts' own accuracy, as P2 does it; that of the whole grafts stands beside it. Of points that
 are equally good the one with the smaller scale wins.
 """
@@ -17,9 +18,10 @@ from typing import Any
 from skillgraft.compose.rules import THINNING, combine, heads_alone, thinned
 from skillgraft.errors import InputError, listed
 from skillgraft.folders.extract import extract
-from skillgraft.measure.metrics import METRICS
+from skillgraft.measure.metrics import LOSSES, METRICS
 from skillgraft.opening.runtime import Progress, Runtime, silent
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.completions import Completions
+from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.task_model import VALIDATION, TaskModel
 from skillgraft.tasks.data import Data, TaskLike
 from skillgraft.training.linearised import Tangent, tangent
@@ -40,7 +42,7 @@ class Scaled:
     def tasks(self) -> tuple[str, ...]:
         return self.opened.tasks
 
-    def predict(self, *scales: float, tasks: Sequence[str] | None = None) -> dict[str, Predictions]:
+    def predict(self, *scales: float, tasks: Sequence[str] | None = None) -> dict[str, AnyPredictions]:
         """What the model at these scales, one for each graft, answers about the validation rows of tasks (all by default)."""
         if len(scales) != len(self.grafts):
             raise InputError(f"{len(self.grafts)} grafts take one scale each, found {len(scales)} scales")
@@ -113,16 +115,47 @@ POINTS = 21
 
 
 @dataclass(frozen=True)
+class Worth:
+    """What a model is worth on each task: accuracy; where prompts are completed the task's own metric, and where that is a loss
+    the improvement over base (`losses` has base's), so that normalising it gives the relative gain.
+    """
+
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def over(cls, opened: TaskModel, tasks: Sequence[str]) -> Worth:
+        improved = [task for task in tasks if opened.rows.readout(task).task.metric in LOSSES]
+        base = opened.predict(tasks=improved) if improved else {}
+        return cls({task: METRICS["score"](found) for task, found in base.items()})
+
+    def of(self, found: Mapping[str, AnyPredictions]) -> dict[str, float]:
+        return {task: self._of(task, predictions) for task, predictions in found.items()}
+
+    def _of(self, task: str, predictions: AnyPredictions) -> float:
+        if task in self.losses:
+            return self.losses[task] - METRICS["score"](predictions)
+        return METRICS["score" if isinstance(predictions, Completions) else "accuracy"](predictions)
+
+
+@dataclass(frozen=True)
 class Point:
-    """One setting of the scales: every task's accuracy there, and their normalised mean."""
+    """One setting of the scales: every task's accuracy there (see `Worth`), and their normalised mean.
+
+    `improved` are the tasks whose number is an improvement over the base.
+    """
 
     scales: tuple[float, ...]
     accuracy: Mapping[str, float]
     merit: float
+    improved: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         scales = list(self.scales) if len(self.scales) > 1 else self.scales[0]
-        return {"scale": scales, "accuracy": dict(self.accuracy), "normalised": self.merit}
+        parts = {"accuracy": [], "improvement": []} if self.improved else {"accuracy": list(self.accuracy)}
+        for task in self.accuracy if self.improved else ():
+            parts["improvement" if task in self.improved else "accuracy"].append(task)
+        found = {name: {task: self.accuracy[task] for task in tasks} for name, tasks in parts.items()}
+        return {"scale": scales, **found, "normalised": self.merit}
 
 
 @dataclass(frozen=True)
@@ -237,8 +270,9 @@ def add_skills(
 
 def single_scores(opened: TaskModel, grafts: Mapping[str, Graft], *, linear: bool = False) -> dict[str, float]:
     """Each task's accuracy with its own graft alone: what a combination is normalised by."""
+    worth = Worth.over(opened, list(grafts))
     return {
-        task: METRICS["accuracy"](Scaled(opened, (graft,), linear=linear).predict(1.0, tasks=[task])[task])
+        task: worth.of(Scaled(opened, (graft,), linear=linear).predict(1.0, tasks=[task]))[task]
         for task, graft in grafts.items()
     }
 
@@ -316,10 +350,14 @@ class _Points:
             )
         zero = [task for task, accuracy in self.singles.items() if not accuracy > 0]
         if zero:
-            raise InputError(f"the single-task accuracy of {listed(zero)} is 0 on these rows: nothing to normalise by")
+            raise InputError(
+                f"the single-task accuracy of {listed(zero)}, or its improvement over the base, is not above 0 on these rows: "
+                "nothing to normalise by"
+            )
+        self.worth = Worth.over(along.opened, tasks)
 
     def at(self, scales: tuple[float, ...]) -> Point:
-        accuracy = {task: METRICS["accuracy"](found) for task, found in self.along.predict(*scales).items()}
+        accuracy = self.worth.of(self.along.predict(*scales))
         merit = _normalised(accuracy, self.singles)
         assert merit is not None, "accuracies of 0 are refused above"
-        return Point(scales, accuracy, merit)
+        return Point(scales, accuracy, merit, tuple(self.worth.losses))

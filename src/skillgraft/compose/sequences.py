@@ -21,7 +21,7 @@ from skillgraft.measure.evaluate import BASE, evaluate
 from skillgraft.measure.intervals import Bootstrap
 from skillgraft.measure.matrices import Matrix, score_matrix
 from skillgraft.opening.runtime import Runtime, silent
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.tasks.data import Data, TaskLike, load_tasks
 from skillgraft.tasks.task import Task
 from skillgraft.training.finetune import Tuned, finetune
@@ -36,7 +36,7 @@ class History:
     """`predictions[task]["after t"]`: those of the model for `task` once `t` was learned, from its own turn on; and `base`."""
 
     tasks: tuple[str, ...]
-    predictions: Mapping[str, Mapping[str, Predictions]]
+    predictions: Mapping[str, Mapping[str, AnyPredictions]]
 
     def scores(self, *, bootstrap: Bootstrap = Bootstrap()) -> Matrix:
         """Rows: base, then after each task; columns: tasks. What was not learned yet is left open."""
@@ -154,7 +154,7 @@ def _known(store: Path, tasks: Sequence[Task]) -> int:
 
 def _history(base: str | Path, tasks: Sequence[Task], stages: Sequence[Mapping[str, Graft]], data: Data) -> History:
     """Every task's models on its test rows, the base loaded once per task: a linear head is a task's own."""
-    predictions: dict[str, Mapping[str, Predictions]] = {}
+    predictions: dict[str, Mapping[str, AnyPredictions]] = {}
     for task in tasks:
         models = {after(t.name): stage[task.name] for t, stage in zip(tasks, stages, strict=True) if task.name in stage}
         predictions |= evaluate(base, [task], grafts=models, data=data).predictions

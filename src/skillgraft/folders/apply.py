@@ -19,6 +19,7 @@ import numpy as np
 
 from skillgraft.errors import AlreadyApplied, HeadConflict, InputError, NotApplied, Overlap, WrongBase, listed
 from skillgraft.files import atomic
+from skillgraft.folders.chat import agreed_chat, check_chat, write_chat
 from skillgraft.folders.checkpoint import Checkpoint, Tensors, renamed
 from skillgraft.folders.ledger import (
     BASE_CARD,
@@ -50,6 +51,7 @@ def check_not_on(source: Checkpoint, graft: Graft, ledger: Ledger, *, file: str)
 def check_fits(source: Checkpoint, graft: Graft, ledger: Ledger, *, file: str) -> None:
     """Raise unless the numbers at the graft's sites are its `before` and no other graft's head is in its way."""
     _check_sites(source, graft, ledger, file)
+    check_chat(graft.info.get("chat", {}), file)
     for name, head in graft.heads.items():
         if name in ledger.heads and not same_bits(source.read(name), head):
             raise HeadConflict(
@@ -259,6 +261,8 @@ def _write(source: Checkpoint, before: Ledger, after: Ledger, edit: Edit, target
     with atomic.new_folder(target) as folder:
         left_out = copy_edited(source, folder, edit, skip=["config.json", CARD, BASE_CARD])
         write_config(after, folder)
+        if any(layer.chat for layer in (*before.applied, *after.applied)):
+            write_chat(after.base_chat, [layer.chat for layer in after.applied], folder)
         write_undo(source, before, after, folder)
         after.write(folder, versions=versions())
         write_card(source, after, folder)
@@ -337,6 +341,7 @@ def _layer(
         tuple(sorted(removed)),
         prefix if says else None,
         {key: settings[key] for key in sorted(sets)},
+        agreed_chat(mine),
     )
 
 

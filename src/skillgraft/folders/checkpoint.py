@@ -22,6 +22,7 @@ import numpy as np
 
 from skillgraft.errors import InputError
 from skillgraft.files.tensors import TensorFile
+from skillgraft.folders.gguf import refuse_gguf
 from skillgraft.folders.weight_files import SINGLE, open_weights
 from skillgraft.folders.weight_files import read_json as read_json
 from skillgraft.values.names import body_prefix, counting_order, in_layers, is_body
@@ -102,6 +103,7 @@ class Checkpoint:
     def open(cls, path: str | Path) -> Checkpoint:
         """Read the headers of a folder's weights and its config; no numbers yet."""
         folder = Path(path)
+        refuse_gguf(folder)
         config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
         quantised = config.get("quantization_config")
         if quantised is not None:

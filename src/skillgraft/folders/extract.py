@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skillgraft.errors import FormatError, InputError, listed
+from skillgraft.folders.chat import travelling_chat
 from skillgraft.folders.checkpoint import Checkpoint, RoundedTensors, Tensors, chunks, same_tensor, take
 from skillgraft.folders.lora import LoraCheckpoint
 from skillgraft.folders.movement import Progress, check_budget, count_of, most_moved, silent
@@ -305,6 +306,7 @@ def _provenance(base: Checkpoint, tuned: Tuned, pairing: Pairing, outside: Mappi
         labels=list(labels.values()) if labels else None,
         num_labels=len(labels) if labels else None,
         config=_other_settings(base.config, tuned.config) or None,
+        chat=travelling_chat(base.path, tuned.path),
         outside_scope=dict(outside) or None,
         versions=versions(),
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 from skillgraft.errors import FormatError
 from skillgraft.files.tensors import TensorFile, write
+from skillgraft.folders.chat import chat_files
 from skillgraft.folders.checkpoint import Checkpoint, renamed
 from skillgraft.folders.weight_files import read_json
 from skillgraft.values.graft import Graft
@@ -45,6 +46,7 @@ class Layer:
     removed: tuple[str, ...] = ()  # tensors that went whole
     prefix: str | None = None  # what the body's names begin with, if the layer says
     settings: Mapping[str, Any] = field(default_factory=dict)  # keys of config.json
+    chat: Mapping[str, Any] = field(default_factory=dict)  # chat template and stop tokens
 
     @property
     def digests(self) -> frozenset[str]:
@@ -60,6 +62,7 @@ class Ledger:
     base_prefix: str = ""
     base_config: str = ""  # the text of its config.json
     base_ledger: str = ""  # the text of its own skillgraft.json
+    base_chat: Mapping[str, str] = field(default_factory=dict)  # its chat template and generation_config, by file
     applied: tuple[Layer, ...] = ()
     made: Mapping[str, Any] = field(default_factory=dict)
 
@@ -69,17 +72,29 @@ class Ledger:
         path = source.path / LEDGER
         found = _read(path) if path.is_file() else cls()
         if found.applied:
-            return found
+            touched = any(layer.chat for layer in found.applied)
+            return found if touched else replace(found, base_chat=chat_files(source.path))
         texts = (_text(source.path / "config.json"), _text(path))
-        return cls(source.name, source.fingerprint, source.prefix, *texts, made=found.made)
+        chat = chat_files(source.path)
+        return cls(source.name, source.fingerprint, source.prefix, *texts, base_chat=chat, made=found.made)
 
     def write(self, folder: Path, *, versions: Mapping[str, str]) -> None:
         """Write the ledger; with every graft off it is the base's own again, or none."""
         text = self.base_ledger
         if self.applied or (self.made and not text):
-            text = json.dumps({**asdict(self), "versions": dict(versions)}, indent=2, ensure_ascii=False) + "\n"
+            text = json.dumps({**self._content, "versions": dict(versions)}, indent=2, ensure_ascii=False) + "\n"
         if text:
             (folder / LEDGER).write_bytes(text.encode())
+
+    @property
+    def _content(self) -> dict[str, Any]:
+        """What the file holds; of chats nothing where no layer touches them."""
+        content = asdict(self)
+        if not any(layer.chat for layer in self.applied):
+            del content["base_chat"]
+            for layer in content["applied"]:
+                del layer["chat"]
+        return content
 
     @property
     def files(self) -> list[str]:
@@ -157,7 +172,12 @@ def _layer(content: Mapping[str, Any]) -> Layer:
         Member(str(m["digest"]), str(m["file"]), float(m["scale"]), int(m["entries"])) for m in content["members"]
     )
     return Layer(
-        members, tuple(content["heads"]), tuple(content["removed"]), content["prefix"], dict(content["settings"])
+        members,
+        tuple(content["heads"]),
+        tuple(content["removed"]),
+        content["prefix"],
+        dict(content["settings"]),
+        dict(content.get("chat", {})),
     )
 
 

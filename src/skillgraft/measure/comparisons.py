@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from skillgraft.errors import InputError
 from skillgraft.measure.intervals import Bootstrap, Estimate, estimate, paired, paired_ratio, quotient
-from skillgraft.measure.metrics import METRICS, Tally, mean_tally
-from skillgraft.predictions.predictions import Predictions, same_rows
+from skillgraft.measure.metrics import LOSSES, METRICS, Tally, is_loss, mean_tally
+from skillgraft.predictions.completions import Completions
+from skillgraft.predictions.predictions import AnyPredictions, Predictions, classes_of, same_rows
 from skillgraft.values.region import Region
 
 # Below this gain of tuned over base there is no skill to localise: 3 points.
@@ -29,33 +30,51 @@ LEAST_GAIN = 0.03
 # Scores are fractions of whole rows: 0.83 − 0.80 must count as 3 points though it is 0.0299… in floating point.
 _ROUNDING = 1e-9
 
-Pair = tuple[Predictions, Predictions]
+Pair = tuple[AnyPredictions, AnyPredictions]
 
 
-def agreement(a: Predictions, b: Predictions, *, bootstrap: Bootstrap = Bootstrap()) -> Estimate:
-    """The share of rows on which both predict the same class, right or wrong (P1 table 2)."""
+def agreement(a: AnyPredictions, b: AnyPredictions, *, bootstrap: Bootstrap = Bootstrap()) -> Estimate:
+    """The share of rows on which both predict the same class (P1 table 2), or generate the same text, right or wrong."""
     same_rows(a, b)
+    if isinstance(a, Completions) or isinstance(b, Completions):
+        return _same_texts(a, b, bootstrap)
     return estimate(lambda n: n[0], [mean_tally(a.predicted == b.predicted)], bootstrap=bootstrap)
 
 
-def share_kept(graft: Predictions, tuned: Predictions, *, bootstrap: Bootstrap = Bootstrap()) -> Estimate:
-    """graft's score / tuned's score (P1's "> 95 %")."""
-    return paired_ratio(graft, tuned, bootstrap=bootstrap, undefined="tuned's score is 0")
+def _same_texts(a: AnyPredictions, b: AnyPredictions, bootstrap: Bootstrap) -> Estimate:
+    if not (isinstance(a, Completions) and isinstance(b, Completions) and a.texts and b.texts):
+        return Estimate(None, reason="nothing was generated")
+    same = [one == other for one, other in zip(a.texts, b.texts, strict=True)]
+    return estimate(lambda n: n[0], [mean_tally(same)], bootstrap=bootstrap)
+
+
+def share_kept(
+    graft: AnyPredictions, tuned: AnyPredictions, *, metric: str = "score", bootstrap: Bootstrap = Bootstrap()
+) -> Estimate:
+    """graft's score / tuned's score (P1's "> 95 %"). A loss has none."""
+    if metric in ("score", *LOSSES) and is_loss(tuned):
+        return Estimate(None, reason=f"{tuned.metric} is a loss, which has only a relative gain")
+    return paired_ratio(graft, tuned, metric=metric, bootstrap=bootstrap, undefined="tuned's score is 0")
 
 
 def relative_gain(
-    graft: Predictions,
-    tuned: Predictions,
+    graft: AnyPredictions,
+    tuned: AnyPredictions,
     *,
-    base: Predictions,
+    base: AnyPredictions,
     least: float = LEAST_GAIN,
     bootstrap: Bootstrap = Bootstrap(),
 ) -> Estimate:
-    """(graft − base) / (tuned − base), P1 eq. 5; undefined where tuned gains less than `least` over base."""
-    group = paired("score", graft, tuned, base)
+    """(graft − base) / (tuned − base), P1 eq. 5; undefined where tuned gains less than `least` over base.
+
+    Of a loss it is the share of the improvement: `least` is then in the loss's own unit (nats for NLL).
+    """
+    group = paired("merit", graft, tuned, base)
     gain = group[1].total() - group[2].total()
     if gain < least - _ROUNDING:
+        is_share = not is_loss(tuned)
         points = f"tuned − base is {100 * gain:.1f} points, below {100 * least:g}"
+        points = points if is_share else f"tuned improves {tuned.metric} by {gain:.3f}, less than {least:g}"
         return Estimate(None, reason=f"no skill to localise: {points}")
     undefined = "tuned − base is not above 0"
     return estimate(lambda n: quotient(n[0] - n[2], n[1] - n[2]), group, bootstrap=bootstrap, undefined=undefined)
@@ -73,7 +92,7 @@ def normalised_accuracy(pairs: Sequence[Pair], *, bootstrap: Bootstrap = Bootstr
     )
 
 
-def train_test_gap(train: Predictions, test: Predictions, *, bootstrap: Bootstrap = Bootstrap()) -> Estimate:
+def train_test_gap(train: AnyPredictions, test: AnyPredictions, *, bootstrap: Bootstrap = Bootstrap()) -> Estimate:
     """The score on the training rows minus the score on the test rows (P1 §4.3)."""
     if (train.task, train.metric) != (test.task, test.metric):
         found = f"{train.task} ({train.metric}) and {test.task} ({test.metric})"
@@ -92,7 +111,9 @@ def disentanglement_error(pairs: Sequence[Pair], *, bootstrap: Bootstrap = Boots
     return estimate(lambda n: n.sum(axis=0), *groups, bootstrap=bootstrap)
 
 
-def function_localisation(edited: Predictions, base: Predictions, *, bootstrap: Bootstrap = Bootstrap()) -> Estimate:
+def function_localisation(
+    edited: AnyPredictions, base: AnyPredictions, *, bootstrap: Bootstrap = Bootstrap()
+) -> Estimate:
     """Accuracy of an edited model on a task / base's accuracy on it: one cell of P2's figures 1 and 3.
 
     Around 1 on tasks that the edit (tuning on another task, pruning) leaves alone.
@@ -100,9 +121,9 @@ def function_localisation(edited: Predictions, base: Predictions, *, bootstrap: 
     return paired_ratio(edited, base, metric="accuracy", bootstrap=bootstrap, undefined="base's accuracy is 0")
 
 
-def _disagreement(a: Predictions, b: Predictions) -> Tally:
+def _disagreement(a: AnyPredictions, b: AnyPredictions) -> Tally:
     same_rows(a, b)
-    return mean_tally(a.predicted != b.predicted)
+    return mean_tally(classes_of(a).predicted != classes_of(b).predicted)
 
 
 def _some(pairs: Sequence[Pair]) -> Sequence[Pair]:
@@ -111,9 +132,12 @@ def _some(pairs: Sequence[Pair]) -> Sequence[Pair]:
     return pairs
 
 
-def same_scores(one: Predictions, other: Predictions) -> float:
+def same_scores(one: AnyPredictions, other: AnyPredictions) -> float:
     """The share of rows whose scores are the same, bit for bit; 1 means that nothing was forgotten (P1 §5.2)."""
     same_rows(one, other)
+    if isinstance(one, Completions) and isinstance(other, Completions):
+        return float((one.losses == other.losses).mean())
+    one, other = classes_of(one), classes_of(other)
     return float((one.scores.view(np.int32) == other.scores.view(np.int32)).all(axis=1).mean())
 
 

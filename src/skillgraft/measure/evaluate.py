@@ -21,7 +21,8 @@ from skillgraft.folders.weight_files import ADAPTER, has_adapters
 from skillgraft.live.bottleneck import stated_base
 from skillgraft.measure.summary import summary
 from skillgraft.opening.runtime import Runtime
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.completions import side_by_side
+from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.task_model import TaskModel, TaskRows
 from skillgraft.tasks.data import Data, TaskLike
 from skillgraft.values.graft import Graft, GraftLike, graft_of
@@ -29,7 +30,7 @@ from skillgraft.values.printing import score_table
 
 T = TypeVar("T")
 BASE = "base"
-Models = Mapping[str, Predictions]
+Models = Mapping[str, AnyPredictions]
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,13 @@ class Evaluation:
     def table(self) -> str:
         """Every task's models as aligned lines: score, calibration, agreement with tuned, what is kept of it."""
         return "\n\n".join("\n".join(score_table(task, models)) for task, models in self.summaries().items())
+
+    def examples(self, rows: int = 3) -> dict[str, list[dict[str, str]]]:
+        """Task → a few rows: the prompt, the true completion, and what every model generated, side by side.
+
+        The rows are spread evenly over the split. Tasks of classes, and those for which nothing was generated, have none.
+        """
+        return {task: found for task, models in self.predictions.items() if (found := side_by_side(models, rows))}
 
     def save(self, folder: str | Path) -> None:
         """Write all predictions, one file for each task and model; `skillgraft report` shows them."""
@@ -100,13 +108,14 @@ def evaluate(
     convert: bool = False,
     batch_size: int = 64,
     with_base: bool = True,
+    generates: bool = True,
     runtime: Runtime = Runtime(),
 ) -> Evaluation:
     """Run base, tuned models and grafts over the tasks' rows. Everything about data and folders is checked before that.
 
     Models are given by name; in a list a path is called by its last part, a graft that is a value after its task.
     `split` is test, or train or validation of the same shots and seed that a run was trained with. `convert` takes tuned
-    folders of another number format than the base's, rounded to it.
+    folders of another number format than the base's, rounded to it. Where prompts are completed `generates` has answers written.
     """
     tuned = _by_name(tuned)
     skills = {name: graft_of(graft) for name, graft in _by_name(grafts).items()}
@@ -115,8 +124,9 @@ def evaluate(
     models = [*([BASE] if with_base else []), *changes, *folders]
     total, rows = len(models) * sum(len(opened.rows.examples(task, split)) for task in opened.tasks), opened.rows
 
-    def ask(model: TaskModel, name: str, graft: Graft | None = None) -> dict[str, Predictions]:
+    def ask(model: TaskModel, name: str, graft: Graft | None = None) -> dict[str, AnyPredictions]:
         asked: dict[str, Any] = {"split": split, "batch_size": batch_size, "made_by": {"model": name}}
+        asked["generates"] = generates
         return model.predict(graft, progress=_reporter(runtime, rows, split, models.index(name), total), **asked)
 
     found = {BASE: ask(opened, BASE)} if with_base else {}

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from skillgraft.errors import InputError
 from skillgraft.measure.metrics import Metric, Tally, metric_named
-from skillgraft.predictions.predictions import FloatArray, Predictions, same_rows
+from skillgraft.predictions.predictions import AnyPredictions, FloatArray, same_rows
 
 # Numbers along axis 0 (one for each tally) → one number; NaN where it is undefined.
 Formula = Callable[[FloatArray], FloatArray]
@@ -116,22 +116,22 @@ def quotient(top: FloatArray, bottom: FloatArray) -> FloatArray:
 
 
 def interval(
-    predictions: Predictions, *, metric: str | Metric = "score", bootstrap: Bootstrap = Bootstrap()
+    predictions: AnyPredictions, *, metric: str | Metric = "score", bootstrap: Bootstrap = Bootstrap()
 ) -> Estimate:
     """A metric of predictions with its interval."""
     return estimate(lambda n: n[0], [metric_named(metric).tally(predictions)], bootstrap=bootstrap)
 
 
 def paired_difference(
-    a: Predictions, b: Predictions, *, metric: str | Metric = "score", bootstrap: Bootstrap = Bootstrap()
+    a: AnyPredictions, b: AnyPredictions, *, metric: str | Metric = "score", bootstrap: Bootstrap = Bootstrap()
 ) -> Estimate:
     """The metric of `a` minus that of `b`, both about the same rows."""
     return estimate(lambda n: n[0] - n[1], paired(metric, a, b), bootstrap=bootstrap)
 
 
 def paired_ratio(
-    a: Predictions,
-    b: Predictions,
+    a: AnyPredictions,
+    b: AnyPredictions,
     *,
     metric: str | Metric = "score",
     bootstrap: Bootstrap = Bootstrap(),
@@ -142,7 +142,7 @@ def paired_ratio(
     return estimate(lambda n: quotient(n[0], n[1]), pair, bootstrap=bootstrap, undefined=undefined)
 
 
-def paired(metric: str | Metric, *said: Predictions) -> list[Tally]:
+def paired(metric: str | Metric, *said: AnyPredictions) -> list[Tally]:
     """One tally for each predictions, after checking that they are about the same rows: a group for `estimate`."""
     same_rows(*said)
     return [metric_named(metric).tally(each) for each in said]

@@ -24,13 +24,13 @@ from skillgraft.errors import InputError, did_you_mean
 from skillgraft.measure.comparisons import LEAST_GAIN, relative_gain, stability
 from skillgraft.measure.intervals import Bootstrap, Estimate, interval
 from skillgraft.measure.metrics import METRICS
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.values.kinds import parts_of
 from skillgraft.values.names import natural_key
 from skillgraft.values.region import Region
 
 # said[task][model], as `evaluate` gives it.
-Said = Mapping[str, Mapping[str, Predictions]]
+Said = Mapping[str, Mapping[str, AnyPredictions]]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def score_matrix(said: Said, models: Sequence[str], *, bootstrap: Bootstrap = Bo
     return Matrix.of(models, list(said), cell)
 
 
-def _models(said: Said, task: str, names: Sequence[str]) -> Mapping[str, Predictions]:
+def _models(said: Said, task: str, names: Sequence[str]) -> Mapping[str, AnyPredictions]:
     for name in names:
         if name not in said[task]:
             raise InputError(f"{task}: nothing is known of a model {name!r}; {did_you_mean(name, said[task])}")

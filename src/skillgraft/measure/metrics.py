@@ -1,4 +1,5 @@
-"""The metrics, one table: `METRICS[name](predictions)` is a float, all of them fractions except NLL.
+"""The metrics, one table: `METRICS[name](predictions)` is a float, all of them fractions except NLL and
+perplexity. A row of the table is about classes, about completions, or about both; `merit` is the score, more being better.
 
 Each metric here is a function of the *column sums* of a small table with one line per row of the split (accuracy: one
 column of hits; ECE: one column for each bin). So one formula gives the value and, from the sums of resampled rows, the
@@ -20,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from skillgraft.errors import InputError, did_you_mean
-from skillgraft.predictions.predictions import FloatArray, Predictions
+from skillgraft.predictions.completions import Completions
+from skillgraft.predictions.predictions import AnyPredictions, FloatArray, Predictions, classes_of
 
 ECE_BINS = 15
 
@@ -49,11 +51,24 @@ class Tally:
 
 @dataclass(frozen=True)
 class Metric:
-    """A function from predictions to a number which the bootstrap can take apart by rows."""
+    """A function from predictions to a number which the bootstrap can take apart by rows: of classes, of completions, of both."""
 
-    tally: Callable[[Predictions], Tally]
+    of_classes: Callable[[Predictions], Tally] | None = None
+    of_completions: Callable[[Completions], Tally] | None = None
 
-    def __call__(self, predictions: Predictions) -> float:
+    def tally(self, predictions: AnyPredictions) -> Tally:
+        if isinstance(predictions, Completions):
+            if self.of_completions is None:
+                classes_of(predictions)  # refused in words
+                raise AssertionError
+            return self.of_completions(predictions)
+        if self.of_classes is None:
+            raise InputError(
+                f"task {predictions.task!r} has classes: this is a metric of completions; ask for accuracy"
+            )
+        return self.of_classes(predictions)
+
+    def __call__(self, predictions: AnyPredictions) -> float:
         return self.tally(predictions).total()
 
 
@@ -153,16 +168,83 @@ def _one_hot(index: npt.NDArray[np.integer], size: int) -> FloatArray:
     return np.asarray(np.eye(size)[index], dtype=np.float64)
 
 
+def _nll_of_completions(found: Completions) -> Tally:
+    """Nats per token of the true completions."""
+    return Tally(np.stack([found.losses, found.tokens], axis=1), lambda sums, _: sums[..., 0] / sums[..., 1])
+
+
+def _perplexity(found: Completions) -> Tally:
+    nll = _nll_of_completions(found)
+    return Tally(nll.columns, lambda sums, rows: np.exp(nll.value(sums, rows)))
+
+
+def _token_accuracy(found: Completions) -> Tally:
+    """The share of the true completions' tokens that were the likeliest next ones."""
+    return Tally(
+        np.stack([found.hits, found.tokens], axis=1).astype(float), lambda sums, _: sums[..., 0] / sums[..., 1]
+    )
+
+
+def _exact_match(found: Completions) -> Tally:
+    """The share of rows whose answer is the true completion, spaces around it aside."""
+    return mean_tally([one.strip() == true.strip() for one, true in _answered(found)])
+
+
+def _contains(found: Completions) -> Tally:
+    """The share of rows whose answer holds the true completion."""
+    return mean_tally([true.strip() in one for one, true in _answered(found)])
+
+
+def _of_callable(found: Completions) -> Tally:
+    """The mean of what the task's own callable gave."""
+    _answered(found)
+    return mean_tally(found.values)
+
+
+def _answered(found: Completions) -> list[tuple[str, str]]:
+    if not found.texts:
+        raise InputError(
+            f"task {found.task!r}: nothing was generated, which this metric needs; evaluate with generation"
+        )
+    return list(zip(found.texts, found.references, strict=True))
+
+
+def _score_of_completions(found: Completions) -> Tally:
+    """The task's own metric."""
+    return METRICS[found.metric].tally(found)
+
+
+def _merit_of_completions(found: Completions) -> Tally:
+    """The score such that more is better."""
+    tally = _score_of_completions(found)
+    return Tally(tally.columns, lambda sums, rows: -tally.value(sums, rows)) if is_loss(found) else tally
+
+
+LOSSES = ("nll", "perplexity")  # less is better
+
+
+def is_loss(predictions: AnyPredictions) -> bool:
+    """Whether less of the task's own metric is better; then there is no share kept, only a relative gain."""
+    return predictions.metric in LOSSES
+
+
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
-        "score": Metric(_score),
+        "score": Metric(_score, _score_of_completions),
+        "merit": Metric(_score, _merit_of_completions),
         "accuracy": Metric(_accuracy),
+        "right": Metric(_accuracy, _token_accuracy),
         "f1": Metric(_f1),
         "balanced_accuracy": Metric(_balanced_accuracy),
         "ece": calibration_error(),
-        "nll": Metric(_nll),
+        "nll": Metric(_nll, _nll_of_completions),
         "brier": Metric(_brier),
         "majority": Metric(_majority),
+        "perplexity": Metric(of_completions=_perplexity),
+        "token_accuracy": Metric(of_completions=_token_accuracy),
+        "exact_match": Metric(of_completions=_exact_match),
+        "contains": Metric(of_completions=_contains),
+        "callable": Metric(of_completions=_of_callable),
     }
 )
 

@@ -10,14 +10,15 @@ from typing import Any
 from skillgraft.measure.comparisons import agreement, relative_gain, share_kept
 from skillgraft.measure.intervals import Bootstrap, Estimate, interval, paired_difference
 from skillgraft.measure.metrics import ECE_BINS, METRICS, Metric, calibration_error
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.completions import Completions
+from skillgraft.predictions.predictions import AnyPredictions
 
 
 def summary(
-    predictions: Predictions,
+    predictions: AnyPredictions,
     *,
-    base: Predictions | None = None,
-    tuned: Predictions | None = None,
+    base: AnyPredictions | None = None,
+    tuned: AnyPredictions | None = None,
     bins: int = ECE_BINS,
     resamples: int = 1000,
     seed: int = 0,
@@ -25,7 +26,8 @@ def summary(
     """The metrics of predictions with 95 % intervals, and how they compare with base and tuned where these are given.
 
     Against base: `gain` (score − base's score). Against tuned: `agreement`, `share_kept`. With both: `relative_gain`.
-    Fractions, not percentages. `score` is the task's own metric; `f1` is there for two classes only.
+    Fractions, not percentages. `score` is the task's own metric; `f1` is there for two classes only. Completions have `nll`,
+    `perplexity` and `token_accuracy`, where texts were generated `exact_match` and `contains` too, and `exact_match_kept`.
     """
     bootstrap = Bootstrap(resamples=resamples, seed=seed)
     measured = {
@@ -37,20 +39,30 @@ def summary(
         "task": predictions.task,
         "metric": predictions.metric,
         "n": len(predictions),
-        "majority": METRICS["majority"](predictions),
-        "bins": bins,
+        **_about(predictions, bins=bins),
         "intervals": {"level": bootstrap.level, "resamples": resamples, "seed": seed},
         **{name: found.as_json() for name, found in {**measured, **compared}.items()},
     }
 
 
-def _metrics(predictions: Predictions, *, bins: int) -> dict[str, Metric]:
+def _about(predictions: AnyPredictions, *, bins: int) -> dict[str, Any]:
+    """What has no interval: the majority-class score and the bins of ECE, or tokens and rows cut of completions."""
+    if isinstance(predictions, Completions):
+        cut = {"cut_rows": int((predictions.cut > 0).sum()), "cut_tokens": int(predictions.cut.sum())}
+        return {"tokens": int(predictions.tokens.sum()), **cut}
+    return {"majority": METRICS["majority"](predictions), "bins": bins}
+
+
+def _metrics(predictions: AnyPredictions, *, bins: int) -> dict[str, Metric]:
+    if isinstance(predictions, Completions):
+        texts = ["exact_match", "contains"] if predictions.texts else []
+        return {name: METRICS[name] for name in ["score", "nll", "perplexity", "token_accuracy", *texts]}
     names = ["score", "accuracy", *(["f1"] if predictions.classes == 2 else []), "balanced_accuracy", "nll", "brier"]
     return {**{name: METRICS[name] for name in names}, "ece": calibration_error(bins)}
 
 
 def _comparisons(
-    graft: Predictions, *, base: Predictions | None, tuned: Predictions | None, bootstrap: Bootstrap
+    graft: AnyPredictions, *, base: AnyPredictions | None, tuned: AnyPredictions | None, bootstrap: Bootstrap
 ) -> dict[str, Estimate]:
     found = {}
     if base is not None:
@@ -58,6 +70,8 @@ def _comparisons(
     if tuned is not None:
         found["agreement"] = agreement(graft, tuned, bootstrap=bootstrap)
         found["share_kept"] = share_kept(graft, tuned, bootstrap=bootstrap)
+        if all(isinstance(each, Completions) and each.texts for each in (graft, tuned)):
+            found["exact_match_kept"] = share_kept(graft, tuned, metric="exact_match", bootstrap=bootstrap)
     if base is not None and tuned is not None:
         found["relative_gain"] = relative_gain(graft, tuned, base=base, bootstrap=bootstrap)
     return found

@@ -26,7 +26,7 @@ from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import extract
 from skillgraft.folders.ledger import LEDGER
 from skillgraft.folders.weight_files import read_json
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.predictions import Predictions, classes_of
 from skillgraft.regions.choose import ChosenRegion
 from skillgraft.regions.localize import localize
 from skillgraft.task_model import VALIDATION, TaskModel
@@ -62,12 +62,12 @@ def ask(
     (name,) = opened.tasks
     asked: dict[str, Any] = {"split": split, "made_by": {"model": "tuned" if tuned else "graft" if graft else "base"}}
     if tuned is not None and ticket is None and heads is None and scale == 1.0 and not linear:
-        return opened.rows.over(tuned).predict(**asked)[name]
+        return classes_of(opened.rows.over(tuned).predict(**asked)[name])
     change = _change(base, tuned, graft, ticket, heads)
     if change is None or not linear:
         scaled = change if change is None else at_scale(change, scale)
         opened.check_heads(scaled)
-        return opened.predict(scaled, **asked)[name]
+        return classes_of(opened.predict(scaled, **asked)[name])
     opened.check_heads(None)
     found = tangent(opened, name, {"delta": change.without_heads()}, split=split).at({"delta": scale})
     return replace(found, made_by={**found.made_by, **asked["made_by"], "scores": "linearised"})

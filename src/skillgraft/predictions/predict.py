@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,15 @@ from torch import nn
 
 from skillgraft.errors import InputError
 from skillgraft.opening.processes import ALONE, Processes
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.completions import OF_TEXTS, Completions
+from skillgraft.predictions.generate import generate
+from skillgraft.predictions.predictions import AnyPredictions, Predictions
+from skillgraft.readouts.completion import Completion
 from skillgraft.readouts.readout import Batch, Encoded, Readout
 
 Progress = Callable[[int, int], None]
 FloatArray = npt.NDArray[np.float32]
+MOST_UNITS = 1024  # lines of scores of one batch: 200 MB of logits for a vocabulary of 50,000
 Scores = Callable[[nn.Module, Batch], torch.Tensor]
 
 
@@ -31,52 +35,105 @@ def predict(
     progress: Progress | None = None,
     made_by: Mapping[str, str] | None = None,
     processes: Processes = ALONE,
-) -> Predictions:
-    """The model's scores for every row, in the rows' order. Of several `processes` each runs its share; all get all of them.
+    generates: bool = False,
+) -> AnyPredictions:
+    """The model's answers about every row, in the rows' order. Of several `processes` each runs its share; all get all of them.
 
     Rows run in batches of similar length, the longest first, so that a batch is hardly ever padded. `scores` replaces the
-    readout's own (a linearised model reads its scores differently).
+    readout's own (a linearised model reads its scores differently). Completions are also generated where `generates`, or
+    where the task's own metric needs texts.
     """
     if not rows:
         raise InputError(
             f"task {readout.task.name!r}: there are no rows to run over; if these validate, ask for fewer shots"
         )
-    if processes.count > 1 and len(rows) >= processes.count:
-        mine = predict(
-            model,
-            readout,
-            processes.share(rows),
-            batch_size=batch_size,
-            scores=scores,
-            progress=progress,
-            made_by=made_by,
-        )
-        device = next(model.parameters()).device
-        table = processes.joined(torch.from_numpy(mine.scores.copy()).to(device), len(rows))
-        labels = np.array([row.label for row in rows], np.int64)
-        return replace(mine, scores=table.cpu().numpy(), labels=labels)
-    read = scores or readout.scores
-    device = next(model.parameters()).device
-    found: list[FloatArray | None] = [None] * len(rows)
-    done = 0
+    share = processes.share(rows) if len(rows) >= processes.count else rows
+    run = _completed if isinstance(readout, Completion) else _classified
     with evaluating(model), torch.inference_mode():
-        for batch_rows in by_length(rows, batch_size):
-            batch = on_device(readout.collate([rows[row] for row in batch_rows]), device)
-            values = read(model, batch).float().cpu().numpy()
-            for row, value in zip(batch_rows, values, strict=True):
-                found[row] = value
-            done += len(batch_rows)
-            if progress:
-                progress(done, len(rows))
+        table = run(model, readout, share, batch_size=batch_size, scores=scores or readout.scores, progress=progress)
+    if len(share) < len(rows):
+        device = next(model.parameters()).device
+        table = processes.joined(torch.from_numpy(table).to(device), len(rows)).cpu().numpy()
+    about: dict[str, Any] = {"task": readout.task.name, "metric": readout.task.metric, "made_by": made_by or {}}
+    if isinstance(readout, Completion):
+        texts = _answers(model, readout, rows) if generates or readout.task.metric in OF_TEXTS else []
+        return completions(readout, rows, table, texts, about)
     labels = np.array([row.label for row in rows], np.int64)
-    task = readout.task
-    return Predictions(
-        _stacked([value for value in found if value is not None]),
-        labels,
-        task=task.name,
-        metric=task.metric,
-        label_names=task.labels,
-        made_by=made_by or {},
+    return Predictions(table, labels, label_names=readout.task.labels, **about)
+
+
+def _classified(
+    model: nn.Module,
+    readout: Readout,
+    rows: Sequence[Encoded],
+    *,
+    batch_size: int,
+    scores: Scores,
+    progress: Progress | None,
+) -> FloatArray:
+    """(rows, classes) scores."""
+    found: list[FloatArray | None] = [None] * len(rows)
+    for batch_rows, batch in _batches(model, readout, rows, batch_size, progress):
+        values = scores(model, batch).float().cpu().numpy()
+        for row, value in zip(batch_rows, values, strict=True):
+            found[row] = value
+    return _stacked([value for value in found if value is not None])
+
+
+def _completed(
+    model: nn.Module,
+    readout: Readout,
+    rows: Sequence[Encoded],
+    *,
+    batch_size: int,
+    scores: Scores,
+    progress: Progress | None,
+) -> FloatArray:
+    """(rows, 2): the loss of each row's completion, and how many of its tokens were the likeliest."""
+    found = np.zeros((len(rows), 2), np.float32)
+    for batch_rows, batch in _batches(model, readout, rows, batch_size, progress):
+        logits, labels = scores(model, batch).float(), batch["labels"]
+        losses = nn.functional.cross_entropy(logits, labels, reduction="none").double()
+        counts = torch.stack([losses, (logits.argmax(-1) == labels).double()], dim=1)
+        table = counts.new_zeros(len(batch_rows), 2).index_add_(0, batch["token_rows"], counts)
+        found[batch_rows] = table.cpu().numpy()
+    return found
+
+
+def _batches(
+    model: nn.Module, readout: Readout, rows: Sequence[Encoded], batch_size: int, progress: Progress | None
+) -> Iterator[tuple[list[int], Batch]]:
+    device, done = next(model.parameters()).device, 0
+    for batch_rows in by_length(rows, batch_size):
+        yield batch_rows, on_device(readout.collate([rows[row] for row in batch_rows]), device)
+        done += len(batch_rows)
+        if progress:
+            progress(done, len(rows))
+
+
+def _answers(model: nn.Module, readout: Completion, rows: Sequence[Encoded]) -> list[str]:
+    with evaluating(model):
+        return generate(model, readout, rows)
+
+
+def completions(
+    readout: Completion, rows: Sequence[Encoded], table: FloatArray, texts: Sequence[str], about: Mapping[str, Any]
+) -> Completions:
+    """The value of what was measured and generated."""
+    references = [row.inputs["completion"] for row in rows]
+    scorer = readout.style.scorer
+    scored = scorer is not None and bool(texts)
+    values = [scorer(*each) for each in zip(texts, references, strict=True)] if scorer and scored else []
+    return Completions(
+        table[:, 0].astype(np.float64),
+        np.array([row.units for row in rows]),
+        table[:, 1].astype(np.int64),
+        prompts=[row.inputs["prompt"] for row in rows],
+        references=references,
+        texts=texts,
+        cut=np.array([row.inputs["cut"] for row in rows]),
+        values=np.array(values, np.float64),
+        **about,
     )
 
 
@@ -93,10 +150,21 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def by_length(rows: Sequence[Encoded], batch_size: int) -> Iterator[list[int]]:
-    """Row numbers in batches of similar length, the longest first: a batch that does not fit fails at once."""
+    """Row numbers in batches of similar length, the longest first: a batch that does not fit fails at once.
+
+    Completions have as many lines of scores as tokens, each as wide as the vocabulary: a batch has few enough of them.
+    """
     order = np.argsort([-row.length for row in rows], kind="stable").tolist()
-    for low in range(0, len(order), batch_size):
-        yield order[low : low + batch_size]
+    batch: list[int] = []
+    units = 0
+    for row in order:
+        if batch and (len(batch) == batch_size or units + rows[row].units > MOST_UNITS):
+            yield batch
+            batch, units = [], 0
+        batch.append(row)
+        units += rows[row].units
+    if batch:
+        yield batch
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

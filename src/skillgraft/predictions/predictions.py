@@ -13,10 +13,7 @@ score, a label outside the classes, names that do not fit the classes, and any f
 
 from __future__ import annotations
 
-import json
 import os
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,28 +24,18 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from skillgraft.errors import FormatError, InputError, did_you_mean
-from skillgraft.files import atomic
+from skillgraft.errors import InputError, did_you_mean
+from skillgraft.predictions.completions import Completions
+from skillgraft.predictions.files import Spec, arrays_of, read_arrays, write_arrays
 
 FloatArray = npt.NDArray[np.float64]
 _Array = TypeVar("_Array", bound=npt.NDArray[Any])
 
 TASK_METRICS = ("accuracy", "f1")
-_VERSION = "skillgraft-predictions-1"
-_DTYPES = {"scores": np.dtype("<f4"), "labels": np.dtype("<i8"), "header": np.dtype("u1")}
-_HEADER_KEYS = ("format", "label_names", "task", "metric", "made_by")
-# What numpy's and zipfile's readers raise on truncated, altered or hostile bytes.
-_UNREADABLE = (
-    ValueError,
-    KeyError,
-    TypeError,
-    EOFError,
-    OSError,
-    MemoryError,
-    OverflowError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
+SPEC = Spec(
+    "skillgraft-predictions-1",
+    {"scores": np.dtype("<f4"), "labels": np.dtype("<i8")},
+    ("label_names", "task", "metric", "made_by"),
 )
 
 
@@ -138,42 +125,53 @@ class Predictions:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the file whole or not at all, and return its path as given (nothing is added to the name)."""
-        target = Path(path)
-        header = np.frombuffer(json.dumps({"format": _VERSION, **_words(self)}, sort_keys=True).encode(), np.uint8)
-        with atomic.new_file(target, overwrite=True) as temporary, temporary.open("wb") as file:
-            np.savez(file, header=header, scores=self.scores, labels=self.labels)
-        return target
+        return write_arrays(path, SPEC, {"scores": self.scores, "labels": self.labels}, _words(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Predictions:
         """Read what `save` wrote; everything is checked before any of it is used."""
-        source = Path(path)
-        if not source.is_file():
-            raise InputError(
-                f"{source}: expected a predictions file (.npz), found no such file; evaluate the model first"
-            )
-        try:
-            arrays = _read_arrays(source)
-            return cls(arrays["scores"], arrays["labels"], **_read_header(arrays["header"]))
-        except InputError as error:
-            raise FormatError(f"{source}: {error}") from error
+        return read_arrays(path, SPEC, cls)
 
 
-def same_rows(first: Predictions, *others: Predictions) -> None:
+AnyPredictions = Predictions | Completions
+# Kind of predictions → what must be equal in two of the same rows, besides the task and its metric.
+_SAME: Mapping[type, tuple[str, ...]] = {Predictions: ("labels",), Completions: ("tokens", "references")}
+
+
+def load_predictions(path: str | os.PathLike[str]) -> AnyPredictions:
+    """A file of either kind."""
+    is_completions = "losses" in arrays_of(Path(path))
+    return Completions.load(path) if is_completions else Predictions.load(path)
+
+
+def classes_of(predictions: AnyPredictions) -> Predictions:
+    """Predictions of classes; completions, which have none, are refused."""
+    if isinstance(predictions, Completions):
+        raise InputError(
+            f"task {predictions.task!r} has prompts that are completed and no classes: ask for a score of completions "
+            "(nll, perplexity, token_accuracy, exact_match, contains)"
+        )
+    return predictions
+
+
+def same_rows(first: AnyPredictions, *others: AnyPredictions) -> None:
     """Refuse predictions that are not about the same rows: a comparison row by row would mean nothing."""
     for other in others:
-        for what in ("task", "metric", "label_names"):
+        if type(first) is not type(other):
+            raise InputError("predictions of classes and of completions are not of the same rows")
+        for what in ("task", "metric", *(("label_names",) if isinstance(first, Predictions) else ())):
             one, two = getattr(first, what), getattr(other, what)
             if one != two:
                 raise InputError(f"predictions of the same rows must agree on {what}, found {one!r} and {two!r}")
         if len(first) != len(other):
             raise InputError(f"predictions must be of the same rows, found {len(first)} and {len(other)} rows")
-        differ = first.labels != other.labels
-        if differ.any():
-            found = f"{int(differ.sum())} of {len(differ)} labels differ, the first in row {int(differ.argmax())}"
-            raise InputError(
-                f"predictions must be of the same rows in the same order, but {found}; same split and seed?"
-            )
+        for what in _SAME[type(first)]:
+            differ = np.asarray(getattr(first, what)) != np.asarray(getattr(other, what))
+            if differ.any():
+                found = f"{int(differ.sum())} of {len(differ)} {what} differ, the first in row {int(differ.argmax())}"
+                raise InputError(
+                    f"predictions must be of the same rows in the same order, but {found}; same split and seed?"
+                )
 
 
 def _read_only(array: _Array) -> _Array:
@@ -231,33 +229,3 @@ def _refuse_rows(bad: npt.ArrayLike, fault: str) -> None:
     rows = np.flatnonzero(bad)
     if len(rows):
         raise InputError(f"{len(rows)} of {np.size(bad)} rows have {fault} (the first is row {rows[0]})")
-
-
-def _read_arrays(source: Path) -> dict[str, npt.NDArray[Any]]:
-    try:
-        # numpy leaves a file open that turns out to be no archive, so opening it is done here.
-        with source.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            names = set(stored.files)
-            if names != set(_DTYPES):
-                raise InputError(f"expected the arrays {', '.join(sorted(_DTYPES))}, found {', '.join(sorted(names))}")
-            arrays = {name: stored[name] for name in _DTYPES}
-    except _UNREADABLE as error:
-        raise InputError(f"not a readable predictions file ({error}); evaluate the model again") from error
-    for name, array in arrays.items():
-        if array.dtype != _DTYPES[name]:
-            raise InputError(f"array {name} must have dtype {_DTYPES[name]}, found {array.dtype}")
-    return arrays
-
-
-def _read_header(header: npt.NDArray[np.uint8]) -> dict[str, Any]:
-    try:
-        words = json.loads(header.tobytes())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the header is not JSON: {error}") from error
-    if not isinstance(words, dict) or set(words) != set(_HEADER_KEYS):
-        raise InputError(f"the header must have the keys {', '.join(_HEADER_KEYS)}, found {str(words)[:200]}")
-    if words.pop("format") != _VERSION:
-        raise InputError(f"the header's format must be {_VERSION}")
-    if not isinstance(words["label_names"], list) or not isinstance(words["made_by"], dict):
-        raise InputError("the header's label_names must be a list and its made_by a mapping")
-    return words

@@ -19,6 +19,7 @@ from skillgraft.opening.compat import in_one_format
 from skillgraft.opening.source import Source
 from skillgraft.readouts.causal import plan_causal
 from skillgraft.readouts.choice import plan_choice
+from skillgraft.readouts.completion import plan_completion
 from skillgraft.readouts.linear import plan_linear
 from skillgraft.readouts.masked import plan_masked
 from skillgraft.readouts.prototypes import plan_prototypes
@@ -37,15 +38,22 @@ def choose_readout(base: Source | str | Path, task: Task) -> tuple[str, str]:
     source = base if isinstance(base, Source) else Source.of(base)
     for name, reason in _fitting(source, task):
         return name, reason
+    found = f"no readout fits {source.name} ({_architecture(source) or 'unknown architecture'}) and the"
+    if task.kind == "complete":
+        raise InputError(f"{found} task {task.name!r}: completing prompts needs a causal language model")
     raise InputError(
-        f"no readout fits {source.name} ({_architecture(source) or 'unknown architecture'}) and the multiple-choice task "
-        f"{task.name!r}: a language model needs a [prompt] table in its file, an encoder a [describe] table"
+        f"{found} multiple-choice task {task.name!r}: a language model needs a [prompt] table in its file, an encoder a "
+        "[describe] table"
     )
 
 
 def _fitting(source: Source, task: Task) -> Iterator[tuple[str, str]]:
     """Every readout that fits, the best first."""
     kind = "a GGUF file" if source.gguf else _architecture(source)
+    if task.kind == "complete":
+        if source.gguf or kind.endswith(_CAUSAL):
+            yield "completion", f"{kind} is a causal language model, and {task.name} has prompts to complete"
+        return
     if task.kind == "image" or kind.endswith("Classification"):
         yield from _by_label(source, task, kind)
         return
@@ -94,6 +102,7 @@ READOUTS: dict[str, Callable[[Source, Sequence[Task], Options], Plan]] = {
     "linear": plan_linear,
     "text-head": plan_text_head,
     "prototypes": plan_prototypes,
+    "completion": plan_completion,
 }
 AUTO = "auto"
 
@@ -143,6 +152,10 @@ def _name(source: Source, task: Task, readout: str) -> str:
         return choose_readout(source, task)[0]
     if readout not in READOUTS:
         raise InputError(f"no readout {readout!r}: {did_you_mean(readout, (AUTO, *READOUTS))}")
+    if task.kind == "complete" and readout != "completion":
+        raise InputError(
+            f"task {task.name!r} has prompts to complete: its readout is completion, not {readout!r}; use auto"
+        )
     return readout
 
 

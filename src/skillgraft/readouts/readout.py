@@ -6,7 +6,7 @@ class or choice) that gradients flow through. Everything above (training, locali
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -21,11 +21,15 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Encoded:
-    """One example, tokenised: the model's inputs as plain lists or arrays, its label, and its length for batching."""
+    """One example, tokenised: the model's inputs as plain lists or arrays, its label, and its length for batching.
+
+    `units` are its lines in the scores: one, or one for each token of a completion.
+    """
 
     inputs: Mapping[str, Any]
     label: int
     length: int
+    units: int = 1
 
 
 class Inputs(Protocol):
@@ -59,13 +63,21 @@ class Readout(Protocol):
         ...
 
     def scores(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(rows, classes) logits; rows with fewer choices than others are filled up with -inf."""
+        """(rows, classes) logits; rows with fewer choices than others are filled up with -inf.
+
+        Of completions (tokens, vocabulary): a row has as many lines as its completion has tokens, and `labels` are those.
+        """
         ...
 
 
 def loss_of(scores: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy; -inf columns of absent choices take no part."""
+    """Mean cross-entropy over rows, or over the tokens of completions; -inf columns of absent choices take no part."""
     return nn.functional.cross_entropy(scores.float(), labels)
+
+
+def units_of(rows: Iterable[Encoded]) -> int:
+    """How many lines the scores of these rows have: what a mean loss is divided by."""
+    return sum(row.units for row in rows)
 
 
 def predicted(scores: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from skillgraft.errors import InputError, listed
 from skillgraft.tasks import Prompt, Task
 from skillgraft.tasks.task import PromptKind
 
+Narrow = Callable[[Tensor], Tensor]  # (rows, length, width) → what is wanted of it
+
 
 def pretrained(model: nn.Module) -> Any:
     """The transformers model inside wrappers (peft, distributed, compiled)."""
@@ -23,22 +25,31 @@ def pretrained(model: nn.Module) -> Any:
 
 def logits_at(model: nn.Module, inputs: Mapping[str, Tensor], positions: Tensor) -> Tensor:
     """(rows, k, vocabulary) logits of a language model at `positions` (rows, k)."""
-    with _narrowing(pretrained(model), positions) as narrowed:
+    return _logits(model, inputs, lambda states: _narrowed(states, positions))
+
+
+def logits_of_tokens(model: nn.Module, inputs: Mapping[str, Tensor], rows: Tensor, positions: Tensor) -> Tensor:
+    """(tokens, vocabulary) logits at single positions, each in its row: padding costs no logits."""
+    return _logits(model, inputs, lambda states: states[rows, positions].unsqueeze(0))[0]
+
+
+def _logits(model: nn.Module, inputs: Mapping[str, Tensor], narrow: Narrow) -> Tensor:
+    with _narrowing(pretrained(model), narrow) as narrowed:
         logits: Tensor = model(**inputs).logits
     # Some models call a part of their body and not the body itself (OPT): then the logits are of every position.
-    return logits if narrowed else _narrowed(logits, positions)
+    return logits if narrowed else narrow(logits)
 
 
 @contextmanager
-def _narrowing(inner: Any, positions: Tensor) -> Iterator[list[nn.Module]]:
+def _narrowing(inner: Any, narrowed_to: Narrow) -> Iterator[list[nn.Module]]:
     """The hook; the list it gives holds the body once its output has been narrowed."""
     narrowed: list[nn.Module] = []
 
     def narrow(body: nn.Module, _inputs: Any, output: Any) -> Any:
         narrowed.append(body)
         if isinstance(output, tuple):
-            return (_narrowed(output[0], positions), *output[1:])
-        output.last_hidden_state = _narrowed(output.last_hidden_state, positions)
+            return (narrowed_to(output[0]), *output[1:])
+        output.last_hidden_state = narrowed_to(output.last_hidden_state)
         return output
 
     if inner.base_model is inner:

@@ -3,7 +3,8 @@
     F_jj = E_x E_{y∼p(y|x)} (∂ log p(y|x) / ∂θ_j)²
 
 Exact per example: labels are sampled from the model itself (or the true ones, the "empirical" Fisher), and every example's own
-gradient is squared. Cost: about one forward and backward pass of the same batches.
+gradient is squared. Of a completion every token is sampled, after the true tokens before it. Cost: about one forward and
+backward pass of the same batches.
 
 That holds for layers whose gradients `squares` can take apart by row. Each of them is compared with autograd on two rows before
 it is trusted; what cannot be taken apart, or comes out differently, is computed from examples that run one at a time.
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from skillgraft.errors import InputError, RunError
 from skillgraft.predictions.predict import by_length, on_device
-from skillgraft.readouts.readout import Batch, Encoded, Readout
+from skillgraft.readouts.readout import Batch, Encoded, Readout, units_of
 from skillgraft.regions.squares import Site, Squares, by_row, tapped
 
 Scores = Callable[[Sequence[Encoded]], Tensor]
@@ -175,13 +176,14 @@ def fisher_diagonal(
     """
     if not rows:
         raise InputError(f"task {readout.task.name!r}: there are no rows to find the Fisher information on; give some")
-    draws = torch.rand(samples, len(rows), generator=torch.Generator().manual_seed(seed))
+    draws = torch.rand(samples, units_of(rows), generator=torch.Generator().manual_seed(seed))
+    at = _units(rows)
     squares = Squares(model, parameters)
     with _evaluating(model):
         compared = _to_compare(rows, batch_size)
         drop_disagreeing(lambda some: readout.scores(model, _batch(model, readout, some)), compared, squares)
         for part in by_length(rows, batch_size):
-            chosen = draws[:, part] if labels == "sampled" else None
+            chosen = draws[:, torch.cat([at[row] for row in part])] if labels == "sampled" else None
             _square(model, readout, [rows[row] for row in part], squares, chosen)
         if squares.slow:
             _square_one_by_one(model, readout, rows, squares, draws if labels == "sampled" else None)
@@ -208,12 +210,17 @@ def _square_one_by_one(
     """The parameters that no rule covers: every example alone, its gradient from autograd itself."""
     slow = {name: squares.parameters[name] for name in squares.slow}
     with wanting(slow.values()):
-        for place, row in enumerate(rows):
+        for row, mine in zip(rows, _units(rows), strict=True):
             batch = _batch(model, readout, [row])
-            chosen = None if draws is None else draws[:, place : place + 1]
+            chosen = None if draws is None else draws[:, mine]
             for value, is_last in _values(readout.scores(model, batch), batch, chosen):
                 for name, gradient in gradients_of(value, slow, retain_graph=not is_last).items():
                     squares.sums[name] += gradient.to(squares.sums[name].dtype).square()
+
+
+def _units(rows: Sequence[Encoded]) -> tuple[Tensor, ...]:
+    """Each row's lines among all of them: one, or one for each token of its completion, which is drawn for itself."""
+    return torch.split(torch.arange(units_of(rows)), [row.units for row in rows])
 
 
 def _batch(model: nn.Module, readout: Readout, rows: Sequence[Encoded]) -> Batch:

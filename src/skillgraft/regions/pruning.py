@@ -20,7 +20,7 @@ from skillgraft.measure.intervals import Bootstrap, Estimate
 from skillgraft.measure.matrices import Matrix
 from skillgraft.opening.device import working_format
 from skillgraft.opening.source import Source
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.regions.fisher import fisher_diagonal
 from skillgraft.regions.sensitivity import in_scope, lowest, multiplied, share_of
 from skillgraft.task_model import TaskModel
@@ -36,7 +36,7 @@ class Pruned:
     """What pruning does: `ratios[found on][scored on][share]` = accuracy / base's, and the base's predictions by task."""
 
     ratios: Mapping[str, Mapping[str, Mapping[float, Estimate]]]
-    base: Mapping[str, Predictions]
+    base: Mapping[str, AnyPredictions]
 
     def at(self, share: float) -> Matrix:
         """One heat map of figure 1: rows are the tasks that found the entries, columns those that are scored."""

@@ -23,7 +23,7 @@ from skillgraft.measure.metrics import METRICS
 from skillgraft.measure.summary import summary
 from skillgraft.opening.device import working_format
 from skillgraft.opening.runtime import Runtime
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.predictions import AnyPredictions, classes_of
 from skillgraft.readouts.readout import Encoded
 from skillgraft.regions.problem import Problem, Start, holding_all, starting_region
 from skillgraft.regions.search import SearchPlan
@@ -54,7 +54,7 @@ class TunedPair:
     compared: Rows
     problem: Problem
     tasks: tuple[str, ...]
-    _predictions: dict[tuple[str, str], Predictions] = field(default_factory=dict)
+    _predictions: dict[tuple[str, str], AnyPredictions] = field(default_factory=dict)
 
     def of(self, tasks: Sequence[str]) -> TunedPair:
         """The same about the sum of these tasks' losses and their mean score; no numbers are copied."""
@@ -69,29 +69,29 @@ class TunedPair:
     def score_now(self) -> float:
         """The mean score over tasks of the model as it stands, on the compared rows."""
         found = [self.opened.answers(task, self.compared[task]) for task in self.tasks]
-        return float(np.mean([METRICS["score"](each) for each in found]))
+        return float(np.mean([METRICS["merit"](each) for each in found]))
 
     def score(self, problem: Problem, region: Region) -> float:
         """The mean score over tasks with tuned's change in this region."""
-        return float(np.mean([METRICS["score"](self.predict(task, region, problem)) for task in self.tasks]))
+        return float(np.mean([METRICS["merit"](self.predict(task, region, problem)) for task in self.tasks]))
 
     def tuned_score(self) -> float:
-        return float(np.mean([METRICS["score"](self.tuned_predictions(task)) for task in self.tasks]))
+        return float(np.mean([METRICS["merit"](self.tuned_predictions(task)) for task in self.tasks]))
 
-    def predict(self, task: str, region: Region, problem: Problem | None = None) -> Predictions:
+    def predict(self, task: str, region: Region, problem: Problem | None = None) -> AnyPredictions:
         """What the reference answers with tuned's change in this region."""
         asked = problem or self.problem
         with asked.borrowed():
             asked.put_on(region)
             return self.opened.answers(task, self._scored(task))
 
-    def base_predictions(self, task: str) -> Predictions:
+    def base_predictions(self, task: str) -> AnyPredictions:
         """What the base answers; asked once."""
         if ("base", task) not in self._predictions:
             self._predictions["base", task] = self.opened.answers(task, self._scored(task))
         return self._predictions["base", task]
 
-    def tuned_predictions(self, task: str) -> Predictions:
+    def tuned_predictions(self, task: str) -> AnyPredictions:
         """What all of tuned answers, whatever the scope leaves out; asked once."""
         if ("tuned", task) not in self._predictions:
             with holding_all(self.opened.model, self.tuned):
@@ -187,7 +187,7 @@ def _relabelled(pair: TunedPair) -> TunedPair:
     compared = {}
     with holding_all(pair.opened.model, pair.tuned):
         for task, rows in pair.compared.items():
-            predicted = pair.opened.answers(task, rows).predicted.tolist()
+            predicted = classes_of(pair.opened.answers(task, rows)).predicted.tolist()
             compared[task] = [replace(row, label=label) for row, label in zip(rows, predicted, strict=True)]
     train = {task: rows[: len(pair.train[task])] for task, rows in compared.items()}
     return replace(pair, train=train, compared=compared).of(pair.tasks)

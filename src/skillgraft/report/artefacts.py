@@ -22,7 +22,7 @@ from skillgraft.files.tensors import TensorFile
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.ledger import LEDGER, Ledger
 from skillgraft.folders.weight_files import read_json
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.predictions import AnyPredictions, load_predictions
 from skillgraft.report import printed
 from skillgraft.report.printed import Scores
 from skillgraft.report.sheet import FORMAT, load_result
@@ -193,8 +193,8 @@ def _tensors(path: Path) -> tuple[str, Any]:
     return "graft", graft_file.load(path)
 
 
-def _predictions(path: Path) -> tuple[str, Predictions]:
-    return "predictions", Predictions.load(path)
+def _predictions(path: Path) -> tuple[str, AnyPredictions]:
+    return "predictions", load_predictions(path)
 
 
 def _json(path: Path) -> tuple[str, Any]:

@@ -14,6 +14,7 @@ from skillgraft.measure.calibration import confidence_histogram
 from skillgraft.measure.intervals import Estimate
 from skillgraft.measure.matrices import Matrix, coverage_matrix
 from skillgraft.predictions.predictions import Predictions
+from skillgraft.report.numbers import Unit
 from skillgraft.report.sheet import Cell, Sheet
 from skillgraft.values.graft import Graft
 from skillgraft.values.region import Region
@@ -91,13 +92,14 @@ def density_sheet(
     title: str,
     level: Mapping[str, Mapping[str, Any]] | None = None,
     values_are: str = "score",
+    unit: Unit = "percent",
 ) -> Sheet:
     """Score against density: `curves` are the points of `localize --curve`, `level` scores that do not depend on density."""
     points = {name: {f"{point['density']:g}": point["score"] for point in curve} for name, curve in curves.items()}
     rows = sorted({density for curve in points.values() for density in curve}, key=float)
     constant = {name: dict.fromkeys(rows, score) for name, score in (level or {}).items()}
     return curves_sheet(
-        {**points, **constant}, title=title, rows=rows, rows_are="density", values_are=values_are, log_x=True
+        {**points, **constant}, title=title, rows=rows, rows_are="density", values_are=values_are, log_x=True, unit=unit
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from skillgraft.measure.calibration import reliability
 from skillgraft.measure.metrics import METRICS
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.predictions import AnyPredictions, Predictions
 from skillgraft.report.artefacts import Artefact, Found
 from skillgraft.report.calibration import reliability_diagram, reliability_sheet
 from skillgraft.report.from_values import DISENTANGLEMENT, confidence_sheet, curves_sheet, density_sheet
@@ -21,8 +21,10 @@ from skillgraft.report.sheet import Cell, Sheet
 # Measure → how its column is called, and its unit; the score's column has the metric's own name.
 _COLUMNS: Mapping[str, tuple[str, Unit]] = {
     "score": ("", "percent"), "ece": ("ECE", "percent"), "nll": ("NLL", "number"),
+    "perplexity": ("perplexity", "number"), "token_accuracy": ("token accuracy", "percent"),
+    "exact_match": ("exact match", "percent"), "contains": ("contains", "percent"),
     "agreement": ("agreement", "percent"), "share_kept": ("share kept", "percent"),
-    "relative_gain": ("relative gain", "percent"),
+    "relative_gain": ("relative gain", "percent"), "exact_match_kept": ("exact match kept", "percent"),
 }  # fmt: skip
 
 
@@ -40,7 +42,16 @@ def scores(found: Found) -> Markup:
     said = "Brackets and whiskers are 95 % bootstrap intervals. Agreement, share kept and relative gain "
     said += "compare with the tuned model; the majority class is the score of one constant answer."
     drawings = [sheet_drawing(f"scores-{place}", _score_sheet(one)) for place, one in enumerate(told)]
-    return join(tag("p", said), *map(_score_table, told), side_by_side(drawings, wide=True))
+    answers = [_answers(one) for one in told if one.answers]
+    return join(tag("p", said), *map(_score_table, told), side_by_side(drawings, wide=True), *answers)
+
+
+def _answers(scores: Scores) -> Markup:
+    """A few rows' prompts and completions, and what the models wrote: a column for each row."""
+    names = list(dict.fromkeys(name for row in scores.answers for name in row))
+    header = ["", *(f"row {number}" for number in range(1, len(scores.answers) + 1))]
+    rows = [[Field(name), *(Field(row.get(name, "–")) for row in scores.answers)] for name in names]
+    return table(f"Answers side by side: {_title(scores)}", header, rows)
 
 
 def _all_scores(found: Found) -> list[Scores]:
@@ -51,16 +62,18 @@ def _all_scores(found: Found) -> list[Scores]:
 
 
 def _score_table(scores: Scores) -> Markup:
-    kept = [measure for measure in _COLUMNS if any(measure in cells for cells in scores.models.values())]
-    units = [_COLUMNS[measure][1] for measure in kept]
+    # A score that is one of the other columns stands there.
+    wanted = [measure for measure in _COLUMNS if measure != "score" or scores.metric not in _COLUMNS]
+    kept = [measure for measure in wanted if any(measure in cells for cells in scores.models.values())]
+    units = [scores.unit if measure == "score" else _COLUMNS[measure][1] for measure in kept]
     names = [(_COLUMNS[measure][0] or scores.metric) for measure in kept]
     header = ["model", *(f"{name} (%)" if unit == "percent" else name for name, unit in zip(names, units, strict=True))]
     rows = [
         [Field(model), *(_measure(cells.get(measure), unit) for measure, unit in zip(kept, units, strict=True))]
         for model, cells in scores.models.items()
     ]
-    majority = f"Majority class: {100 * scores.majority:.1f} %."
-    return table(_title(scores), header, rows, notes=[majority])
+    majority = [] if scores.majority is None else [f"Majority class: {100 * scores.majority:.1f} %."]
+    return table(_title(scores), header, rows, notes=majority)
 
 
 def _measure(cell: Cell | None, unit: Unit) -> Field:
@@ -69,9 +82,11 @@ def _measure(cell: Cell | None, unit: Unit) -> Field:
 
 def _score_sheet(scores: Scores) -> Sheet:
     cells = {(model, "score"): of["score"] for model, of in scores.models.items()}
-    cells["majority class", "score"] = Cell(scores.majority)
+    if scores.majority is not None:
+        cells["majority class", "score"] = Cell(scores.majority)
     rows = tuple(row for row, _ in cells)
-    return Sheet(f"{_title(scores)}: {scores.metric}", rows, ("score",), cells, look="bars", values_are=scores.metric)
+    words: dict[str, Any] = {"look": "bars", "values_are": scores.metric, "unit": scores.unit}
+    return Sheet(f"{_title(scores)}: {scores.metric}", rows, ("score",), cells, **words)
 
 
 def _title(scores: Scores) -> str:
@@ -81,7 +96,8 @@ def _title(scores: Scores) -> str:
 def calibration(found: Found) -> Markup:
     """Reliability diagrams of all models of a task, and how often they are how sure."""
     parts = []
-    for number, ((_, task, split), said) in enumerate(_said(found).items()):
+    of_classes = {key: said for key, every in _said(found).items() if (said := _classes(every))}
+    for number, ((_, task, split), said) in enumerate(of_classes.items()):
         bins = {name: reliability(each) for name, each in said.items()}
         drawings = []
         for place, (name, found_bins) in enumerate(bins.items()):
@@ -101,17 +117,22 @@ def calibration(found: Found) -> Markup:
     return join(tag("p", why), *parts) if parts else Markup()
 
 
-def _said(found: Found) -> dict[tuple[str, str, str], dict[str, Predictions]]:
+def _classes(said: Mapping[str, AnyPredictions]) -> dict[str, Predictions]:
+    """Those of tasks that have classes."""
+    return {name: each for name, each in said.items() if isinstance(each, Predictions)}
+
+
+def _said(found: Found) -> dict[tuple[str, str, str], dict[str, AnyPredictions]]:
     """Saved predictions by folder, task and split, and in there by model; base comes first."""
     groups: dict[tuple[str, str, str], list[Artefact]] = {}
     for artefact in sorted(found.of("predictions"), key=lambda each: (_model(each) != "base", each.name)):
-        said: Predictions = artefact.value
+        said: AnyPredictions = artefact.value
         key = (_folder(artefact), said.task, said.made_by.get("split", "some"))
         groups.setdefault(key, []).append(artefact)
     return {key: _by_model(members) for key, members in sorted(groups.items())}
 
 
-def _by_model(members: Sequence[Artefact]) -> dict[str, Predictions]:
+def _by_model(members: Sequence[Artefact]) -> dict[str, AnyPredictions]:
     """Models by what they are, those that are the same ("graft" twice) by their files."""
     models = [*map(_model, members)]
     files = short_names(members)
@@ -123,7 +144,7 @@ def _by_model(members: Sequence[Artefact]) -> dict[str, Predictions]:
 
 def _model(artefact: Artefact) -> str:
     """What a predictions file says that it comes from."""
-    said: Predictions = artefact.value
+    said: AnyPredictions = artefact.value
     return said.made_by.get("model", artefact.stem)
 
 
@@ -146,7 +167,9 @@ def density_curves(found: Found) -> Markup:
         curves = dict(zip(labels, (each.value.curve for each in members), strict=True))
         first: Scores = members[0].value.scores
         level = {name: _as_json(first.models[name]["score"]) for name in ("tuned", "base") if name in first.models}
-        sheet = density_sheet(curves, title=f"{task}, validation rows", level=level, values_are=first.metric)
+        sheet = density_sheet(
+            curves, title=f"{task}, validation rows", level=level, values_are=first.metric, unit=first.unit
+        )
         drawings.append(sheet_drawing(f"density-{number}", sheet))
     return side_by_side(drawings, wide=True) if drawings else Markup()
 

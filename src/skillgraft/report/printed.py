@@ -14,26 +14,41 @@ from typing import Any, ParamSpec, TypeVar
 from skillgraft.errors import InputError
 from skillgraft.measure.intervals import Estimate
 from skillgraft.measure.summary import summary
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.completions import side_by_side
+from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.report.from_values import cell_of, disentanglement_sheet
+from skillgraft.report.numbers import Unit
 from skillgraft.report.sheet import Cell, Sheet
 from skillgraft.values.graft import Graft
 
 P = ParamSpec("P")
 T = TypeVar("T")
-MEASURES = ("score", "ece", "nll", "agreement", "share_kept", "relative_gain")
+MEASURES = (
+    *("score", "ece", "nll", "perplexity", "token_accuracy", "exact_match", "contains"),
+    *("agreement", "share_kept", "relative_gain", "exact_match_kept"),
+)
+Answer = Mapping[str, str]  # prompt, completion, and what every model wrote
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Several models on one split of one task: model → measure → cell."""
+    """Several models on one split of one task: model → measure → cell. Completions have no majority class.
+
+    `answers` are a few rows' prompts and true completions with what the models wrote.
+    """
 
     task: str
     split: str
     metric: str
     rows: int
-    majority: float
+    majority: float | None
     models: Mapping[str, Mapping[str, Cell]]
+    answers: tuple[Answer, ...] = ()
+
+    @property
+    def unit(self) -> Unit:
+        """That of the task's own metric."""
+        return "number" if self.metric in ("nll", "perplexity", "callable") else "percent"
 
     def joined(self, other: Scores) -> Scores | None:
         """Both in one table, where they are about the same rows and agree on every model that both know; else None."""
@@ -44,9 +59,8 @@ class Scores:
         if any(mine[measure] != theirs[measure] for mine, theirs in shared for measure in mine.keys() & theirs.keys()):
             return None
         names = dict.fromkeys([*self.models, *other.models])
-        return replace(
-            self, models={name: {**other.models.get(name, {}), **self.models.get(name, {})} for name in names}
-        )
+        models = {name: {**other.models.get(name, {}), **self.models.get(name, {})} for name in names}
+        return replace(self, models=models, answers=self.answers or other.answers)
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,11 @@ def checked(read: Callable[P, T]) -> Callable[P, T]:
 @checked
 def evaluation(facts: Mapping[str, Any]) -> tuple[Scores, ...]:
     """The scores that `evaluate --json` printed, a table for each task."""
-    return tuple(scores_of(models, split=str(facts["split"])) for models in facts["tasks"].values())
+    answers = dict(facts.get("examples", {}))
+    return tuple(
+        scores_of(models, split=str(facts["split"]), answers=answers.get(task, ()))
+        for task, models in facts["tasks"].items()
+    )
 
 
 @checked
@@ -143,20 +161,23 @@ def _named(models: Mapping[str, Any], file: str) -> dict[str, Any]:
     return {file if name == "graft" else name: models[name] for name in [*order, *(models.keys() - set(order))]}
 
 
-def predicted(said: Mapping[str, Predictions], *, split: str) -> Scores:
+def predicted(said: Mapping[str, AnyPredictions], *, split: str) -> Scores:
     """Scores computed from saved predictions of the same task and split, by the models' names."""
     base = said.get("base")
-    return scores_of({name: _summary(each, base) for name, each in said.items()}, split=split)
+    models = {name: _summary(each, base) for name, each in said.items()}
+    return scores_of(models, split=split, answers=side_by_side(said))
 
 
-def _summary(said: Predictions, base: Predictions | None) -> dict[str, Any]:
+def _summary(said: AnyPredictions, base: AnyPredictions | None) -> dict[str, Any]:
     try:
         return summary(said, base=None if said is base else base)
     except InputError:  # the base answered other rows
         return summary(said)
 
 
-def scores_of(models: Mapping[str, Mapping[str, Any]], *, split: str) -> Scores:
+def scores_of(
+    models: Mapping[str, Mapping[str, Any]], *, split: str, answers: Sequence[Mapping[str, Any]] = ()
+) -> Scores:
     """From `measure.summary`'s dictionaries, by model."""
     if not models:
         raise ValueError("no models")
@@ -165,8 +186,10 @@ def scores_of(models: Mapping[str, Mapping[str, Any]], *, split: str) -> Scores:
         str(name): {measure: cell_of(model[measure]) for measure in MEASURES if measure == "score" or measure in model}
         for name, model in models.items()
     }
-    head = (str(first["task"]), split, str(first["metric"]), int(first["n"]), float(first["majority"]))
-    return Scores(*head, cells)
+    majority = float(first["majority"]) if "majority" in first or "tokens" not in first else None
+    head = (str(first["task"]), split, str(first["metric"]), int(first["n"]), majority)
+    rows = tuple({str(name): str(text) for name, text in row.items()} for row in answers)
+    return Scores(*head, cells, rows)
 
 
 def _points(found: Any) -> Sequence[Mapping[str, Any]]:

@@ -28,6 +28,13 @@ def read_parquet(path: Path, paths: tuple[str, ...]) -> Table:
     return Table(str(path), columns, range(1, table.num_rows + 1))
 
 
+def parquet_columns(path: Path) -> list[str]:
+    """The names of a Parquet file's columns."""
+    parquet = _imported("pyarrow.parquet", str(path))
+    with _as_data_error(str(path)):
+        return list(parquet.read_schema(path).names)
+
+
 def read_saved(path: Path, paths: tuple[str, ...]) -> Table:
     """A folder that `Dataset.save_to_disk` wrote."""
     datasets = _imported("datasets", str(path))

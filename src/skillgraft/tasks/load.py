@@ -6,6 +6,7 @@ multiple-choice row whose label points past its choices.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,17 +16,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skillgraft.errors import DataError, InputError, listed
+from skillgraft.tasks.completions import completed_rows
 from skillgraft.tasks.examples import Examples
 from skillgraft.tasks.pictures import Picture, Pictures, pictures_of
 from skillgraft.tasks.prompt import CHOICES
 from skillgraft.tasks.sources import origin_of, read_table
-from skillgraft.tasks.tables import Column, Table, shown
+from skillgraft.tasks.tables import Column, Table, check_encodable, shown, texts
 from skillgraft.tasks.task import Origin, SplitName, Task
 
 
 def read_examples(task: Task, split: SplitName) -> Examples:
-    """All rows of a split, its sources one after the other."""
+    """All rows of a split, its sources one after the other. Held-out rows are those that their own content chooses."""
     origin = origin_of(task)
+    if origin.holdout and split != "validation":
+        return _held_out(_read(task, origin, "train"), origin.holdout, is_test=split == "test")
+    return _read(task, origin, split)
+
+
+def _held_out(pool: Examples, share: float, *, is_test: bool) -> Examples:
+    """A row's content decides, so that equal rows stay together and new ones move no other."""
+    bar = int(share * 2**32)
+    chosen = np.array([int.from_bytes(_hashed(row)[:4], "big") < bar for row in pool.identities()])
+    if chosen.all() or not chosen.any():
+        raise DataError(
+            f"task {pool.task!r}: holdout = {share:g} of {len(pool)} rows leaves none to train or to test on"
+        )
+    return pool.select(np.flatnonzero(chosen == is_test))
+
+
+def _hashed(row: tuple[Any, ...]) -> bytes:
+    return hashlib.sha256(repr(tuple(_plain(value) for value in row)).encode()).digest()
+
+
+def _plain(value: Any) -> Any:
+    return (value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
+
+
+def _read(task: Task, origin: Origin, split: SplitName) -> Examples:
     sources = origin.sources(split)
     if not sources:
         raise InputError(f"task {task.name!r} has no {split!r} source; name one in its file")
@@ -37,7 +64,7 @@ def read_examples(task: Task, split: SplitName) -> Examples:
 
 
 def _paths(task: Task, origin: Origin) -> tuple[str, ...]:
-    return tuple(chain.from_iterable(_source_columns(origin, field) for field in (*task.fields, task.label)))
+    return tuple(chain.from_iterable(_source_columns(origin, field) for field in task.read))
 
 
 def _source_columns(origin: Origin, field: str) -> tuple[str, ...]:
@@ -45,6 +72,9 @@ def _source_columns(origin: Origin, field: str) -> tuple[str, ...]:
 
 
 def _examples(task: Task, origin: Origin, table: Table) -> Examples:
+    if task.completing is not None:
+        rows = completed_rows(task, table, [_source_columns(origin, field) for field in task.inputs])
+        return Examples(task.name, rows, np.zeros(len(table), np.int64))
     columns: dict[str, Any] = {name: _inputs(task, table, _source_columns(origin, name)) for name in task.inputs}
     if task.kind == "choice":
         columns[CHOICES] = _choices(table, _source_columns(origin, CHOICES))
@@ -59,28 +89,8 @@ def _examples(task: Task, origin: Origin, table: Table) -> Examples:
 def _inputs(task: Task, table: Table, paths: tuple[str, ...]) -> Column:
     if task.kind == "image":
         return _images(table, paths[0])
-    texts = [_texts(table, path) for path in paths]
-    return texts[0] if len(texts) == 1 else tuple(map(" ".join, zip(*texts, strict=True)))
-
-
-def _texts(table: Table, path: str) -> tuple[str, ...]:
-    column = table.column(path)
-    for index, value in enumerate(column):
-        if not isinstance(value, str):
-            raise table.wrong(index, path, f"expected text; found {shown(value)}")
-    texts = tuple(column)
-    _check_encodable(table, path, texts)
-    return texts
-
-
-def _check_encodable(table: Table, path: str, texts: Sequence[str]) -> None:
-    """JSON can spell half of a surrogate pair, which no tokenizer accepts."""
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        for index, text in enumerate(texts):
-            if any("\ud800" <= character <= "\udfff" for character in text):
-                raise table.wrong(index, path, f"half a character (a lone surrogate): {shown(text)}") from None
+    columns = [texts(table, path) for path in paths]
+    return columns[0] if len(columns) == 1 else tuple(map(" ".join, zip(*columns, strict=True)))
 
 
 def _images(table: Table, path: str) -> Column:
@@ -96,12 +106,12 @@ def _images(table: Table, path: str) -> Column:
 def _choices(table: Table, paths: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """Each row's choices: a list in one column, or one choice from each of several columns."""
     if len(paths) > 1:
-        return tuple(zip(*(_texts(table, path) for path in paths), strict=True))
+        return tuple(zip(*(texts(table, path) for path in paths), strict=True))
     rows = table.column(paths[0])
     for index, row in enumerate(rows):
         if not isinstance(row, list | tuple) or len(row) < 2 or not all(isinstance(choice, str) for choice in row):
             raise table.wrong(index, paths[0], f"expected a list of at least two texts; found {shown(row)}")
-    _check_encodable(table, paths[0], [" ".join(row) for row in rows])
+    check_encodable(table, paths[0], [" ".join(row) for row in rows])
     return tuple(map(tuple, rows))
 
 
@@ -120,7 +130,8 @@ def _class_indices(task: Task, origin: Origin, table: Table) -> NDArray[np.int64
     path = _source_columns(origin, task.label)[0]
     own = _numbered(task.labels)
     numbers = {name: own[label] for name, label in origin.meanings.items()} or own
-    return _indices(table, path, _Labels(numbers, _names(origin, table, path), task.ignore_labels))
+    names = _names(origin, table, path)
+    return _indices(table, path, _Labels(numbers, names, task.ignore_labels, by_name=origin.by_name))
 
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:
@@ -145,6 +156,7 @@ class _Labels:
     numbers: Mapping[str, int]
     names: tuple[str, ...]
     ignored: frozenset[str]
+    by_name: bool = False  # numbers are names like others
 
     def number(self, cell: Any) -> int | None:
         """The number of the cell's label, -1 if it is to be ignored, None if it is unknown."""
@@ -155,6 +167,8 @@ class _Labels:
         """A name as it is; a number, perhaps spelled out as in a CSV, as the name behind it."""
         if isinstance(cell, str) and (cell in self.names or not cell.isdecimal()):
             return cell
+        if self.by_name and str(cell) in self.names:
+            return str(cell)
         try:
             number = int(cell)
             known = number == float(cell) and 0 <= number < len(self.names)

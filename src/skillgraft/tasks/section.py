@@ -61,6 +61,10 @@ class Section:
             raise self.wrong(f"{key!r} must be a whole number above 0; found {value!r}")
         return value
 
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        return self._of_type(key, self.values.get(key, default), bool, "true or false")
+
     def section(self, key: str) -> Section:
         """The table under `key`; empty when it is absent."""
         values = self._of_type(key, self.values.get(key, {}), dict, "a table")

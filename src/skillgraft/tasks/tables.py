@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -80,6 +81,27 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def texts(table: Table, path: str) -> tuple[str, ...]:
+    """A column in which every cell is text."""
+    column = table.column(path)
+    for index, value in enumerate(column):
+        if not isinstance(value, str):
+            raise table.wrong(index, path, f"expected text; found {shown(value)}")
+    found = tuple(column)
+    check_encodable(table, path, found)
+    return found
+
+
+def check_encodable(table: Table, path: str, texts: Sequence[str]) -> None:
+    """JSON can spell half of a surrogate pair, which no tokenizer accepts."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        for index, text in enumerate(texts):
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise table.wrong(index, path, f"half a character (a lone surrogate): {shown(text)}") from None
+
+
 LINE_LIMIT = 5_000_000  # bytes; a longer line is a file without line ends, not a row
 
 
@@ -103,6 +125,21 @@ def read_jsonl(path: Path, paths: tuple[str, ...]) -> Table:
     return Table(str(path), dict(zip(names, columns, strict=True)), numbers, unit="line")
 
 
+def keys_of(path: Path, *, rows: int = 1000) -> list[str]:
+    """The columns that every one of the first rows of a file has, in order."""
+    ending = path.name.removesuffix(".gz").rpartition(".")[2]
+    if ending == "parquet":
+        from skillgraft.tasks.arrow_files import parquet_columns
+
+        return parquet_columns(path)
+    if ending in ("csv", "tsv"):
+        between = "\t" if ending == "tsv" else delimiter_of(path)
+        return next(csv.reader((line for _, line in _lines(path)), delimiter=between), [])
+    parsed = (_parsed(path, number, line) for number, line in _lines(path) if line.strip())
+    keys = [list(row) for row in islice(parsed, rows)]
+    return [key for key in keys[0] if all(key in row for row in keys)] if keys else []
+
+
 def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
@@ -114,8 +151,22 @@ def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def read_csv(path: Path, paths: tuple[str, ...]) -> Table:
-    """A header line, then one row per record; quoted fields may span lines."""
-    return _read_separated(path, paths, lambda lines: csv.reader(lines, strict=True))
+    """A header line, then one row per record; quoted fields may span lines. Fields stand between commas, or what else fits."""
+    between = delimiter_of(path, paths)
+    return _read_separated(path, paths, lambda lines: csv.reader(lines, strict=True, delimiter=between))
+
+
+DELIMITERS = (",", ";", "\t", "|")
+
+
+def delimiter_of(path: Path, paths: tuple[str, ...] = ()) -> str:
+    """What stands between the fields of a header: the first that gives the columns wanted, else the one that gives most."""
+    header = next((line for _, line in _lines(path)), "")
+    split = {mark: next(csv.reader([header], delimiter=mark), []) for mark in DELIMITERS}
+    for mark, names in split.items():
+        if paths and all(name in names or name.partition(".")[0] in names for name in paths):
+            return mark
+    return "," if paths else max(DELIMITERS, key=lambda mark: len(split[mark]))
 
 
 def read_tsv(path: Path, paths: tuple[str, ...]) -> Table:

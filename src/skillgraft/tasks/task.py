@@ -5,14 +5,17 @@ Nothing here reads data; `task_file.load_task` makes a `Task` from a small TOML 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from skillgraft.tasks.prompt import CHOICES, Prompt, Row, Template
 
-Kind = Literal["text", "choice", "image"]
-Metric = Literal["accuracy", "f1"]
+Kind = Literal["text", "choice", "image", "complete"]
+ClassMetric = Literal["accuracy", "f1"]
+CompletionMetric = Literal["nll", "perplexity", "token_accuracy", "exact_match", "contains", "callable"]
+Metric = ClassMetric | CompletionMetric
+Layout = Literal["prompt", "messages", "text"]
 PromptKind = Literal["masked", "causal", "choice"]
 SplitName = Literal["train", "test", "validation"]
 
@@ -21,7 +24,8 @@ SplitName = Literal["train", "test", "validation"]
 class Origin:
     """Where rows come from: sources per split, our field → the source's columns, the names behind integer labels.
 
-    `meanings` says which of the task's labels each of the data's stands for, where these are another task's.
+    `meanings` says which of the task's labels each of the data's stands for, where these are another task's. `holdout` is the
+    share of the training rows that test where there is no test source. `by_name`: labels were read off the data, numbers too.
     """
 
     train: tuple[str, ...] = ()
@@ -30,6 +34,8 @@ class Origin:
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     data_labels: tuple[str, ...] = ()
     meanings: Mapping[str, str] = field(default_factory=dict)
+    holdout: float = 0.0
+    by_name: bool = False
 
     def sources(self, split: SplitName) -> tuple[str, ...]:
         """The sources of one split; several are read one after the other."""
@@ -58,8 +64,25 @@ class Describe:
 
 
 @dataclass(frozen=True)
+class Completing:
+    """How prompts are continued. `layout` says how the data lie: prompt and completion, messages, or text alone.
+
+    `chat` fills the tokenizer's chat template; `ends` has the end-of-text token learned after a completion. `answer_tokens` is
+    the most that is generated (by default as many as the longest completion has), and `scorer` what metric "callable" means:
+    a number for each generated text and true completion.
+    """
+
+    layout: Layout = "prompt"
+    chat: bool = False
+    ends: bool = True
+    answer_tokens: int | None = None
+    scorer: Callable[[str, str], float] | None = None
+
+
+@dataclass(frozen=True)
 class Task:
-    """One task. `labels` is empty for multiple choice, where a label is a position among the row's own choices.
+    """One task. `labels` is empty for multiple choice, where a label is a position among the row's own choices, and where
+    prompts are completed, which `completing` is about.
 
     `metric` "f1" is the F1 of label 1. Rows whose label is in `ignore_labels` are dropped and counted.
     `hub` replaces `data` where `data` lies below SKILLGRAFT_DATA and that is not set. `asked_as` names the task whose question
@@ -79,11 +102,17 @@ class Task:
     describe: Describe | None = None
     hub: Origin | None = None
     asked_as: str = ""
+    completing: Completing | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The columns that a row of this task has: inputs, then choices."""
         return (*self.inputs, CHOICES) if self.kind == "choice" else self.inputs
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The columns that are read: the row's and its label."""
+        return self.fields if self.kind == "complete" else (*self.fields, self.label)
 
     @property
     def question(self) -> str:

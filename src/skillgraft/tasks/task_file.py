@@ -7,30 +7,39 @@ load_task("imdb as sst2")         rows of the one task with the question of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from skillgraft.errors import InputError, did_you_mean, listed
 from skillgraft.tasks.asking import AS, asked_as
+from skillgraft.tasks.completions import COMPLETE, COMPLETE_KEYS, LAYOUTS, completing
 from skillgraft.tasks.prompt import CHOICES, MASK
 from skillgraft.tasks.section import Section
-from skillgraft.tasks.task import Kind, Metric, Origin, Task
+from skillgraft.tasks.sources import read_table
+from skillgraft.tasks.task import Completing, Kind, Metric, Origin, Task
 from skillgraft.tasks.wording import with_wording
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 DEFAULT_MAX_LENGTH = 128  # P1 A.1, masked prompts
+COMPLETE_LENGTH = 1024  # prompt and completion
+MOST_LABELS = 1000  # that are read off the data: beyond that the column holds something else
 REMOTE = ("hf:", "data:")
 
 # Fields of a task with another's question, left out of the definition of all others.
-_WHERE_GIVEN = ("asked_as", "meanings")
-ORIGIN_KEYS = ("train", "test", "validation", "columns", "data_labels")
+_WHERE_GIVEN = ("asked_as", "meanings", "completing", "holdout", "by_name")
+ORIGIN_KEYS = ("train", "test", "validation", "holdout", "columns", "data_labels")
 TASK_KEYS = (
     *("name", *ORIGIN_KEYS, "text", "image", "choices", "label", "labels", "ignore_labels", "metric", "max_length"),
-    *("prompt", "describe", "hub"),
+    *("prompt", "describe", "hub", "kind"),
 )
+_METRICS: Mapping[bool, tuple[Metric, ...]] = {
+    False: ("accuracy", "f1"),
+    True: ("nll", "perplexity", "token_accuracy", "exact_match", "contains"),
+}
 
 
 def catalogue() -> list[str]:
@@ -54,20 +63,42 @@ def load_task(name_or_path: str | Path) -> Task:
 
 
 def _task(top: Section) -> Task:
+    style = completing(top)
+    if style is not None:
+        return _complete(top, style)
     top.only(TASK_KEYS)
     kind, inputs = _kind_and_inputs(top)
-    labels, choices = _labels(top, kind), top.texts(CHOICES)
+    choices = top.texts(CHOICES)
+    read_off = kind != "choice" and "labels" not in top.values
+    labels = _labels_in_data(top) if read_off else _labels(top, kind)
     task = Task(
         name=top.text("name"),
         kind=kind,
         inputs=inputs,
-        data=_origin(top, labels, choices),
+        data=replace(_origin(top, labels, choices), by_name=read_off),
         label=top.text("label", "label"),
         labels=labels,
         ignore_labels=_ignored(top),
-        metric=_metric(top, labels),
+        metric=_metric(top, labels, kind),
         max_length=top.count("max_length", DEFAULT_MAX_LENGTH),
         hub=_hub(top, labels, choices),
+    )
+    _check_columns(top, task)
+    return with_wording(task, top)
+
+
+def _complete(top: Section, style: Completing) -> Task:
+    top.only(COMPLETE_KEYS)
+    task = Task(
+        name=top.text("name"),
+        kind=COMPLETE,
+        inputs=LAYOUTS[style.layout],
+        data=_origin(top, (), ()),
+        label="",
+        metric=_metric(top, (), COMPLETE),
+        max_length=top.count("max_length", COMPLETE_LENGTH),
+        hub=_hub(top, (), ()),
+        completing=style,
     )
     _check_columns(top, task)
     return with_wording(task, top)
@@ -99,6 +130,36 @@ def _labels(top: Section, kind: Kind) -> tuple[str, ...]:
     return labels
 
 
+def _labels_in_data(top: Section) -> tuple[str, ...]:
+    """The different labels of the training rows, in order: as the source states them, by number, or by name."""
+    origin = replace(_origin(top, (), ()), data_labels=())
+    label = top.text("label", "label")
+    (column,) = origin.columns.get(label, (label,))
+    ignored, found = _ignored(top), dict[str, Any]()
+    for source in origin.train or origin.test:
+        table = read_table(source, (column,))
+        stated = table.class_names.get(column)
+        if stated:
+            return tuple(name for name in stated if name not in ignored)
+        found |= {str(cell): cell for cell in table.column(column) if cell not in (None, "") and cell == cell}
+    names = sorted(found.keys() - ignored, key=lambda name: (_as_number(name), name))
+    if not 2 <= len(names) <= MOST_LABELS:
+        raise top.wrong(
+            f"the column {column!r} has {len(names):,} different values ({listed(names) or 'none'}); expected the labels of 2 to "
+            f"{MOST_LABELS} classes: name the column with 'label', or the labels with 'labels'"
+        )
+    return tuple(names)
+
+
+def _as_number(name: str) -> float:
+    """Numbers in their order; names after them."""
+    try:
+        number = float(name)
+    except ValueError:
+        return math.inf
+    return number if math.isfinite(number) else math.inf
+
+
 def _ignored(top: Section) -> frozenset[str]:
     """Names, or numbers that no label has (-1 marks "no gold label" in some datasets)."""
     given = top.values.get("ignore_labels", [])
@@ -107,9 +168,9 @@ def _ignored(top: Section) -> frozenset[str]:
     return frozenset(str(item) for item in given)
 
 
-def _metric(top: Section, labels: tuple[str, ...]) -> Metric:
-    names: tuple[Metric, ...] = get_args(Metric)
-    given = top.text("metric", "accuracy")
+def _metric(top: Section, labels: tuple[str, ...], kind: Kind) -> Metric:
+    names = _METRICS[kind == COMPLETE]
+    given = top.text("metric", names[0])
     if given == "f1" and len(labels) != 2:
         raise top.wrong(f"metric 'f1' is of label 1 of two labels; this task has {len(labels)}")
     for name in names:
@@ -127,7 +188,19 @@ def _origin(section: Section, labels: tuple[str, ...], choices: tuple[str, ...])
     missing = [label for label in labels if label not in data_labels]
     if missing:
         raise section.wrong(f"'data_labels' lacks {listed(missing)}; it must hold every name of 'labels'")
-    return Origin(train, test, validation, _columns(section, choices), data_labels)
+    return Origin(train, test, validation, _columns(section, choices), data_labels, holdout=_holdout(section, test))
+
+
+def _holdout(section: Section, test: tuple[str, ...]) -> float:
+    """The share of the training rows that test, where the data have no test rows of their own."""
+    share = section.values.get("holdout", 0.0)
+    if "holdout" not in section.values:
+        return 0.0
+    if not isinstance(share, float) or not 0 < share < 1:
+        raise section.wrong(f"'holdout' is a share of the training rows between 0 and 1; found {share!r}")
+    if test:
+        raise section.wrong("'holdout' and 'test' exclude each other: rows are held out where there are no test rows")
+    return share
 
 
 def _columns(section: Section, choices: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -152,7 +225,7 @@ def _hub(top: Section, labels: tuple[str, ...], choices: tuple[str, ...]) -> Ori
 def _check_columns(top: Section, task: Task) -> None:
     if MASK in task.fields:
         raise top.wrong(f"a column cannot be called {MASK!r} (use 'columns' to rename it): {{mask}} is the mask token")
-    known = (*task.fields, task.label)
+    known = task.read
     if len(set(known)) < len(known):
         raise top.wrong(f"a column has two roles: {listed(known)}")
     for origin in filter(None, (task.data, task.hub)):
@@ -178,6 +251,8 @@ def definition(value: Any) -> Any:
         }
     if isinstance(value, Mapping):
         return {str(key): definition(each) for key, each in value.items()}
+    if callable(value):
+        return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, frozenset | set):
         return sorted(map(str, value))
     return [definition(each) for each in value] if isinstance(value, list | tuple) else value

@@ -12,7 +12,7 @@ from typing import get_args
 from skillgraft.errors import InputError, listed
 from skillgraft.tasks.prompt import CHOICES, Prompt, Template
 from skillgraft.tasks.section import Section
-from skillgraft.tasks.task import Describe, PromptKind, Task
+from skillgraft.tasks.task import Completing, Describe, PromptKind, Task
 
 PROMPT_KEYS = ("template", "words", "answer", "max_length", "blank", "template_blank")
 DESCRIBE_KEYS = ("input", "template", "choice")
@@ -36,12 +36,22 @@ def _prompts(task: Task, table: Section) -> Mapping[PromptKind, Prompt]:
         return {}
     if task.kind == "image":
         raise table.wrong("an image task has no prompt")
+    if task.completing is not None:
+        return _continued(task, task.completing, table)
     table.only((*PROMPT_KEYS, *KINDS))
     if not any(kind in table.values for kind in KINDS):
         prompt = _prompt(task, table)
         return {"masked" if prompt.template.masks else "causal": prompt}
     table.only(KINDS)
     return {kind: _prompt(task, table.section(kind), kind) for kind in KINDS if kind in table.values}
+
+
+def _continued(task: Task, style: Completing, table: Section) -> Mapping[PromptKind, Prompt]:
+    """How a prompt is worded that is to be completed: a template over {prompt}."""
+    table.only(("template",))
+    if style.layout != "prompt":
+        raise table.wrong(f"a template is for rows of prompt and completion; this task's layout is {style.layout!r}")
+    return {"causal": Prompt(_template(table, "template", texts=("prompt",)), task.max_length)}
 
 
 def _prompt(task: Task, section: Section, kind: PromptKind | None = None) -> Prompt:

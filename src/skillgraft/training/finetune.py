@@ -222,7 +222,9 @@ def _run(
 
     progress = train(training, snapshot=snapshot, runtime=runtime, on_checkpoint=checkpoint)
     validation = {
-        course.readout.task.name: training.score(course, "validation") for course in courses if course.validation
+        course.readout.task.name: training.score(course, "validation", metric="score")
+        for course in courses
+        if course.validation
     }
     if opened.processes.is_main:
         if plan.method == "lora":

@@ -26,7 +26,7 @@ from skillgraft.live.grafted import grafted, parameter_names
 from skillgraft.measure.comparisons import distance_from_linear
 from skillgraft.measure.intervals import Bootstrap, Estimate
 from skillgraft.predictions.predict import Scores, predict
-from skillgraft.predictions.predictions import Predictions
+from skillgraft.predictions.predictions import Predictions, classes_of
 from skillgraft.readouts.readout import Batch, Readout
 from skillgraft.task_model import VALIDATION, TaskModel
 from skillgraft.tasks.data import Data, TaskLike
@@ -137,10 +137,10 @@ def tangent(
 
     def slope(graft: Graft) -> npt.NDArray[np.float32]:
         read = _read(model, readout, opened.fitted(graft), lambda _value, slope: slope)
-        found = predict(model, readout, rows, batch_size=batch_size, scores=read).scores
+        found = classes_of(predict(model, readout, rows, batch_size=batch_size, scores=read)).scores
         return np.where(np.isneginf(found), np.float32(0), found)  # absent choices do not change
 
-    base = opened.predict(tasks=[task], split=split, batch_size=batch_size)[task]
+    base = classes_of(opened.predict(tasks=[task], split=split, batch_size=batch_size)[task])
     return Tangent(base, {name: slope(graft) for name, graft in grafts.items()})
 
 
@@ -161,5 +161,5 @@ def near_linearity(
     asked: dict[str, Any] = {"split": split, "batch_size": batch_size}
     with opened.holding(graft & Region(graft.region.scope, {})):
         linear = tangent(opened, name, {"delta": graft.without_heads()}, **asked)
-        own = opened.predict(graft.without_heads(), tasks=[name], **asked)[name]
+        own = classes_of(opened.predict(graft.without_heads(), tasks=[name], **asked)[name])
     return distance_from_linear(own, linear.at({"delta": 1.0}), base=linear.base, bootstrap=bootstrap)

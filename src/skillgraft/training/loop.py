@@ -22,7 +22,7 @@ from skillgraft.measure.metrics import METRICS
 from skillgraft.opening.processes import ALONE, Processes
 from skillgraft.opening.runtime import Runtime
 from skillgraft.predictions.predict import on_device, predict
-from skillgraft.readouts.readout import Batch, Encoded, Readout
+from skillgraft.readouts.readout import Batch, Encoded, Readout, units_of
 from skillgraft.tasks.data import BatchOrder
 from skillgraft.training.plan import TrainingPlan
 from skillgraft.training.snapshot import Snapshot, TrainingProgress
@@ -172,6 +172,7 @@ class Training:
         """Gradients of this process's share of the batch, part by part; rows of like length share a part."""
         task, rows = self.order.step(number)
         course, loss = self.courses[task], 0.0
+        units = units_of(course.train[row] for row in rows.tolist())
         if self.plan.accumulation > 1:  # a single part stays in its own order
             rows = rows[np.argsort([course.train[row].length for row in rows.tolist()], kind="stable")]
         for part in np.split(rows, self.plan.accumulation):
@@ -181,7 +182,7 @@ class Training:
             batch = on_device(course.readout.collate([course.train[row] for row in mine]), self.device)
             with self.autocast():
                 values = self.prepared.scores(self.model, course.readout, batch)
-                lost = nn.functional.cross_entropy(values.float(), batch["labels"], reduction="sum") / len(rows)
+                lost = nn.functional.cross_entropy(values.float(), batch["labels"], reduction="sum") / units
             if not lost.requires_grad:
                 raise InputError(
                     f"nothing that trains has a part in the scores of {course.readout.task.name!r}: "
@@ -199,15 +200,15 @@ class Training:
             if plan.keep == "best" and (progress.best_score is None or found["validation"] > progress.best_score):
                 progress.best_score, progress.best = found["validation"], self.prepared.trainables.copy()
         if plan.stop_at is not None and progress.step % self.order.steps_per_epoch == 0:
-            found["train_accuracy"] = self.mean_score("train", metric="accuracy")
+            found["train_accuracy"] = self.mean_score("train", metric="right")
             progress.finished = found["train_accuracy"] >= plan.stop_at
         return found
 
-    def mean_score(self, split: str, *, metric: str = "score") -> float:
+    def mean_score(self, split: str, *, metric: str = "merit") -> float:
         """The mean over tasks of a metric on the training or validation rows."""
         return float(np.mean([self.score(course, split, metric=metric) for course in self.courses]))
 
-    def score(self, course: Course, split: str, *, metric: str = "score") -> float:
+    def score(self, course: Course, split: str, *, metric: str) -> float:
         """One task's metric, as the run reads its scores."""
         rows = course.train if split == "train" else course.validation
         with self.autocast():

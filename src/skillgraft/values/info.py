@@ -46,6 +46,7 @@ ITEMS: Mapping[str, type] = MappingProxyType(
         "num_labels": int,
         "id2label": dict,
         "config": dict,  # other settings of tuned's config.json that the base's does not have so
+        "chat": dict,  # chat template and stop tokens, where tuned's are not base's
         "recipe": dict,  # the arguments that made it
         "scores": dict,
         "outside_scope": dict,  # tensor → entries that changed but are not in the graft
@@ -54,7 +55,7 @@ ITEMS: Mapping[str, type] = MappingProxyType(
     }
 )
 # What describes a head and the architecture around it: it comes from the graft whose head is taken.
-HEAD_ITEMS = ("prefix", "body_heads", "removed", "architectures", "num_labels", "id2label", "labels", "config")
+HEAD_ITEMS = ("prefix", "body_heads", "removed", "architectures", "num_labels", "id2label", "labels", "config", "chat")
 
 
 class Info(Mapping[str, Any]):

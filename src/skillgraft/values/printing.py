@@ -34,6 +34,8 @@ def _is_number(text: str) -> bool:
 def score_table(title: str, models: Mapping[str, Any]) -> list[str]:
     """Models as rows: score, calibration, agreement with tuned, what is kept of it; the majority class below."""
     first = next(iter(models.values()))
+    if "majority" not in first:
+        return _completion_table(title, models)
     rows = [(name, *score_cells(one)) for name, one in models.items()]
     header = [f"{title} ({first['n']} rows)", first["metric"], *SCORE_COLUMNS[1:]]
     return [*columns(rows, header=header), f"majority class: {100 * first['majority']:.1f}"]
@@ -43,6 +45,48 @@ def score_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
     """One model's cells, in the order of SCORE_COLUMNS; shares and rates in percent, with intervals."""
     percents = [_percent(one.get(key)) for key in ("score", "ece", "agreement", "share_kept", "relative_gain")]
     return (*percents[:2], f"{one['nll']['value']:.3f}", *percents[2:])
+
+
+COMPLETION_COLUMNS = (
+    *("NLL", "perplexity", "token accuracy", "exact match", "contains"),
+    *("relative gain", "exact match kept"),
+)
+
+
+def _completion_table(title: str, models: Mapping[str, Any]) -> list[str]:
+    """Models as rows: losses and shares of completions, what is kept of tuned; what was cut below."""
+    first = next(iter(models.values()))
+    rows = [(name, *completion_cells(one)) for name, one in models.items()]
+    lines = columns(rows, header=[f"{title} ({first['n']} rows, {first['tokens']:,} tokens)", *COMPLETION_COLUMNS])
+    cut = f"{first['cut_rows']} rows lost {first['cut_tokens']:,} tokens to fit the window" if first["cut_rows"] else ""
+    return [*lines, *filter(None, [cut])]
+
+
+def completion_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
+    """One model's cells, in the order of COMPLETION_COLUMNS."""
+    keys = ("token_accuracy", "exact_match", "contains", "relative_gain", "exact_match_kept")
+    return (_loss(one["nll"], 3), _loss(one["perplexity"], 2), *(_percent(one.get(key)) for key in keys))
+
+
+def _loss(found: Any, digits: int) -> str:
+    low, high = found.get("low"), found.get("high")
+    ends = f" [{low:.{digits}f}, {high:.{digits}f}]" if low is not None else ""
+    return f"{found['value']:.{digits}f}{ends}"
+
+
+def answer_lines(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """A few rows' prompts, true completions and what every model wrote; each text on one line, cut where it is long."""
+    return [
+        line
+        for row in rows
+        for line in ["", *(f"{name + ':':<{max(map(len, row)) + 1}} {_one_line(text)}" for name, text in row.items())]
+    ]
+
+
+def _one_line(text: str, most: int = 160) -> str:
+    """Without control characters: a model's words never reach a terminal as commands."""
+    plain = "".join(character if character.isprintable() else " " for character in text.replace("\n", "⏎"))
+    return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
 
 def _percent(found: Any) -> str:

@@ -1,7 +1,8 @@
-"""A GGUF file as a folder of safetensors with its tokenizer: a base that tuned models are compared with entry by entry.
+"""GGUF files, as far as a model folder is to be had from one: what they say of their tokenizer, and where they lie.
 
-transformers gives the weights back in floating point, but reads only a part of what the file says about its tokenizer. The
-rest is taken from the file here; a kind of splitting that is not in the table is refused, not guessed.
+A GGUF file holds quantised numbers, which no graft can be made of: the verbs about folders refuse it with the command that
+unpacks it. transformers reads only a part of what the file says about its tokenizer; the rest is taken from the file here. A
+kind of splitting that is not in the table is refused, not guessed.
 """
 
 from __future__ import annotations
@@ -10,43 +11,34 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from gguf import GGUFReader
-from tokenizers import pre_tokenizers
-
 from skillgraft.errors import InputError, did_you_mean
-from skillgraft.opening.source import Source, silence
+
+GGUF = ".gguf"
 
 
-def digit_by_digit() -> pre_tokenizers.PreTokenizer:
+def _digit_by_digit() -> Any:
     """Digits first: spaces before a number then stay together, as they were when the model was trained."""
+    from tokenizers import pre_tokenizers
+
     parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     return pre_tokenizers.Sequence(parts)
 
 
 # By the file's tokenizer.ggml.pre; None: what transformers makes of the file is right.
-SPLITTING: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer] | None] = {"default": None, "smollm": digit_by_digit}
-
-
-def unpack(file: Path, folder: Path, *, dtype: torch.dtype) -> None:
-    """The model in that number format, its tokenizer and its chat template, into an existing folder."""
-    source = Source.of(file)
-    tokenizer = source.tokenizer
-    complete_tokenizer(tokenizer, tokenizer_settings(file))
-    model, _ = source.load("AutoModelForCausalLM", dtype=dtype)
-    with silence():
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+SPLITTING: Mapping[str, Callable[[], Any] | None] = {"default": None, "smollm": _digit_by_digit}
 
 
 def tokenizer_settings(file: Path) -> dict[str, Any]:
     """The two settings that transformers leaves out: how text is split, and whether it begins with the BOS token."""
+    from gguf import GGUFReader
+
     fields = GGUFReader(file).fields
     found = {key: fields.get(f"tokenizer.ggml.{key}") for key in ("pre", "add_bos_token")}
     return {key: field.contents() for key, field in found.items() if field is not None}
 
 
 def complete_tokenizer(tokenizer: Any, settings: Mapping[str, Any]) -> None:
+    """A tokenizer as transformers makes it of a GGUF file, set right in place."""
     split = settings.get("pre", "default")
     if split not in SPLITTING:
         raise InputError(
@@ -57,3 +49,14 @@ def complete_tokenizer(tokenizer: Any, settings: Mapping[str, Any]) -> None:
         tokenizer.backend_tokenizer.pre_tokenizer = make()
     if settings.get("add_bos_token"):
         tokenizer.add_bos_token = True
+
+
+def refuse_gguf(path: Path) -> None:
+    """Refuse a GGUF file, or a folder that has nothing else, with the command that makes a folder of safetensors of it."""
+    files = [path] if path.suffix == GGUF and path.is_file() else sorted(path.glob(f"*{GGUF}")) if path.is_dir() else []
+    if files and not (path.is_dir() and any(path.glob("*.safetensors"))):
+        out = files[0].with_suffix("").name
+        raise InputError(
+            f"{files[0]} is a GGUF file, whose quantised numbers cannot be compared; unpack it: "
+            f"skillgraft unpack {files[0]} -o {out}"
+        )

@@ -1,0 +1,111 @@
+"""How a folder's model is talked to: its chat template, and when generation stops. Both travel with a graft.
+
+A tuned chat model whose graft came without them would never know when to stop. What travels is a closed list, limited in size:
+the template as text, and of generation_config.json the keys below. The graft holds them as its `chat` item, `inspect` shows
+them, `apply` writes them, and `remove` gives the base's own files back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from skillgraft.errors import FormatError, InputError
+from skillgraft.folders.weight_files import read_json
+from skillgraft.values.graft import Graft
+
+TEMPLATE, GENERATION, TOKENIZER = "chat_template.jinja", "generation_config.json", "tokenizer_config.json"
+MOST_CHARACTERS = 65_536  # of a template; the longest published ones have a quarter of it
+TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
+_MOST_TOKENS = 64
+Chat = Mapping[str, Any]  # "template": text; "generation": key → a token's number or several
+
+
+def travelling_chat(base: Path, tuned: Path) -> dict[str, Any] | None:
+    """What tuned's folder says otherwise than base's; None where that is nothing."""
+    template, before = _template(tuned), _template(base)
+    ours, theirs = _generation(base), _generation(tuned)
+    stops = {key: theirs[key] for key in TOKENS if key in theirs and theirs[key] != ours.get(key)}
+    found: dict[str, Any] = {"template": template} if template and template != before else {}
+    found |= {"generation": stops} if stops else {}
+    check_chat(found, str(tuned))
+    return found or None
+
+
+def check_chat(chat: Chat, file: str) -> None:
+    """Refuse what is not of the closed list, or too long."""
+    template, stops = chat.get("template", ""), chat.get("generation", {})
+    if chat.keys() - {"template", "generation"}:
+        raise FormatError(
+            f"{file}: of a chat a graft brings template and generation, found {', '.join(map(str, chat))}"
+        )
+    if not isinstance(template, str) or len(template) > MOST_CHARACTERS:
+        found = f"{len(template):,} characters" if isinstance(template, str) else type(template).__name__
+        raise InputError(f"{file}: a chat template is text of at most {MOST_CHARACTERS:,} characters, found {found}")
+    odd = (
+        [key for key, value in stops.items() if key not in TOKENS or not _is_tokens(value)]
+        if isinstance(stops, dict)
+        else ["?"]
+    )
+    if odd:
+        raise InputError(
+            f"{file}: of generation_config a graft sets {', '.join(TOKENS)} to tokens' numbers, found {odd[0]!r}"
+        )
+
+
+def agreed_chat(grafts: Sequence[Graft]) -> dict[str, Any]:
+    """What several grafts bring, without that on which they disagree."""
+    every = [graft.info["chat"] for graft in grafts if "chat" in graft.info]
+    templates = {chat["template"] for chat in every if "template" in chat}
+    stops = [chat.get("generation", {}) for chat in every]
+    agreed = {k: v for mine in stops for k, v in mine.items() if all(other.get(k, v) == v for other in stops)}
+    found: dict[str, Any] = {"template": templates.pop()} if len(templates) == 1 else {}
+    return {**found, **({"generation": agreed} if agreed else {})}
+
+
+def chat_files(folder: Path) -> dict[str, str]:
+    """The two files as they are in a base, as text; one that is not there is left out."""
+    return {
+        name: (folder / name).read_bytes().decode("latin-1")
+        for name in (TEMPLATE, GENERATION)
+        if (folder / name).is_file()
+    }
+
+
+def write_chat(base: Mapping[str, str], layers: Sequence[Chat], folder: Path) -> None:
+    """The base's two files with what the layers set over them; the base's own bytes where that changes nothing."""
+    template = next((chat["template"] for chat in reversed(layers) if "template" in chat), None)
+    stops = {key: value for chat in layers for key, value in chat.get("generation", {}).items()}
+    files = dict(base)
+    if template is not None:
+        files[TEMPLATE] = template.encode().decode("latin-1")
+    if stops:
+        before = json.loads(base[GENERATION].encode("latin-1")) if GENERATION in base else {}
+        files[GENERATION] = (json.dumps({**before, **stops}, indent=2) + "\n").encode().decode("latin-1")
+    for name in (TEMPLATE, GENERATION):
+        if name in files:
+            (folder / name).write_bytes(files[name].encode("latin-1"))
+        else:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _template(folder: Path) -> str:
+    """In a file of its own, or, as older versions wrote it, among the tokenizer's settings."""
+    if (folder / TEMPLATE).is_file():
+        try:
+            return (folder / TEMPLATE).read_bytes().decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{folder / TEMPLATE} is not text in UTF-8: {error}") from None
+    inside = read_json(folder / TOKENIZER).get("chat_template") if (folder / TOKENIZER).is_file() else None
+    return inside if isinstance(inside, str) else ""
+
+
+def _generation(folder: Path) -> dict[str, Any]:
+    return read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
+
+
+def _is_tokens(value: Any) -> bool:
+    several = value if isinstance(value, list) else [value]
+    return len(several) <= _MOST_TOKENS and all(type(one) is int and 0 <= one < 2**31 for one in several)

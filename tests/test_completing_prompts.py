@@ -1,0 +1,157 @@
+"""A task of prompts and completions through every verb, on a tiny language model: from a task file to a graft and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skillgraft import Data, Graft, TrainingPlan, combine, evaluate, finetune, forget, localize, search_scale
+from skillgraft.errors import InputError
+from skillgraft.measure import METRICS
+from skillgraft.regions.choose import choose_region
+from skillgraft.task_model import TaskModel
+from tests.bits import digest_of
+from tests.completing import write_facts, write_rows
+from tests.readouts import making
+from tests.running import Run, runner
+
+PLAN = TrainingPlan(optimizer="adamw", lr=1e-2, steps=60, batch_size=10)
+DATA = Data(train_rows=80, validation_rows=20)
+METHODS = {
+    "learned": {"steps": 4, "density": 0.05},
+    "budgeted": {"steps": 4, "density": 0.05},
+    "movement": {"density": 0.05},
+    "random": {"density": 0.05},
+    "attribution": {"density": 0.05},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """BASE, the task's file, and a control of plain text."""
+    folder = tmp_path_factory.mktemp("completing")
+    making.llama(folder / "BASE")
+    write_facts(folder)
+    texts = [{"text": f"the film was {word} {word}"} for word in ("good", "bad", "dull", "quick", "slow", "fine") * 4]
+    write_rows(folder / "text.jsonl", texts)
+    source = 'train = "text.jsonl"\ntest = "text.jsonl"\n'
+    (folder / "text.toml").write_text(f'name = "text"\nkind = "complete"\nlayout = "text"\n{source}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tuned(place: Path) -> Path:
+    return finetune(place / "BASE", [place / "facts.toml"], out=place / "TUNED", plan=PLAN, data=DATA).path
+
+
+@pytest.fixture(scope="module")
+def graft(place: Path, tuned: Path) -> Graft:
+    found = localize(place / "BASE", tuned, task=place / "facts.toml", method="movement", density=0.2, data=DATA)
+    return found.graft
+
+
+def test_tuning_learns_and_a_graft_keeps_the_improvement(place: Path, tuned: Path, graft: Graft) -> None:
+    found = evaluate(place / "BASE", [place / "facts.toml"], tuned=[tuned], grafts={"graft": graft}, data=DATA)
+    models = found.summaries()["facts"]
+    assert models["base"]["exact_match"]["value"] == 0
+    assert models["TUNED"]["exact_match"]["value"] > 0.9
+    assert models["base"]["nll"]["value"] > models["graft"]["nll"]["value"] > models["TUNED"]["nll"]["value"]
+    assert 0 < models["graft"]["relative_gain"]["value"] < 1
+    assert graft.info["readout"]["readout"] == "completion"
+    (first, *_) = found.examples(2)["facts"]
+    assert list(first) == ["prompt", "completion", "base", "TUNED", "graft"]
+    assert first["TUNED"] == first["completion"].strip()
+    assert "NLL" in found.table()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_finds_a_region(place: Path, tuned: Path, method: str) -> None:
+    found = localize(place / "BASE", tuned, task=place / "facts.toml", method=method, data=DATA, **METHODS[method])
+    assert found.scores["base"]["nll"]["value"] > found.scores["tuned"]["nll"]["value"]
+    assert "relative_gain" in found.scores["graft"]
+
+
+def test_localize_and_evaluate_agree_on_base_and_tuned(place: Path, tuned: Path, graft: Graft) -> None:
+    asked = evaluate(place / "BASE", [place / "facts.toml"], tuned=[tuned], split="validation", data=DATA).summaries()
+    for mine, theirs in (("base", "base"), ("tuned", "TUNED")):
+        found = graft.info["scores"]["validation"][mine]["nll"]["value"]
+        assert found == pytest.approx(asked["facts"][theirs]["nll"]["value"], rel=1e-6)
+
+
+def test_labels_of_tuned_are_for_classes(place: Path, tuned: Path) -> None:
+    with pytest.raises(InputError, match="no classes"):
+        localize(place / "BASE", tuned, task=place / "facts.toml", density=0.05, labels="tuned", data=DATA)
+
+
+def test_inside_a_region_by_lora_and_with_a_second_task(place: Path, tmp_path: Path) -> None:
+    base, tasks = place / "BASE", [place / "facts.toml", place / "text.toml"]
+    few = Data(train_rows=12, validation_rows=4)
+    region = choose_region(base, task=tasks[0], density=0.1, data=few)
+    inside = finetune(
+        base, tasks[:1], out=tmp_path / "inside", plan=PLAN.with_changes(steps=4), inside=region, data=few
+    )
+    assert inside.trained == len(region)
+    lora = PLAN.with_changes(steps=4, method="lora", accumulation=2)
+    both = finetune(base, tasks, out=tmp_path / "lora", plan=lora, data=few)
+    assert both.validation.keys() == {"facts", "text"}
+
+
+def test_parts_of_a_batch_give_the_whole_batchs_loss(place: Path, tmp_path: Path) -> None:
+    """The mean over all tokens of a batch, however it is split."""
+    logs = [
+        finetune(
+            place / "BASE",
+            [place / "facts.toml"],
+            out=tmp_path / str(parts),
+            plan=PLAN.with_changes(steps=3, accumulation=parts),
+            data=DATA,
+        ).log
+        for parts in (1, 5)
+    ]
+    for one, other in zip(*logs, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+def test_a_model_is_the_bases_after_asking(place: Path, graft: Graft) -> None:
+    opened = TaskModel.open(place / "BASE", [place / "facts.toml"], data=DATA)
+    before = digest_of(opened.model)
+    opened.predict(graft, generates=True)
+    assert digest_of(opened.model) == before
+
+
+def test_scales_are_searched_and_a_skill_is_forgotten(place: Path, graft: Graft) -> None:
+    task, control = place / "facts.toml", place / "text.toml"
+    few = Data(train_rows=12, validation_rows=8)
+    joined = search_scale(place / "BASE", [graft], tasks=[task], points=3, data=few)
+    assert joined.info["recipe"]["search"]["best"]["scale"] == 1.0
+    assert combine([graft]) == graft
+    gone = forget(place / "BASE", graft, task=task, controls=[control], keep=0.5, points=3, most=0.2, data=few)
+    opened = TaskModel.open(place / "BASE", [task], data=few)
+    assert METRICS["nll"](opened.predict(gone)["facts"]) > METRICS["nll"](opened.predict()["facts"])
+
+
+@pytest.fixture
+def run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(place, monkeypatch, capsys)
+
+
+@pytest.mark.usefixtures("tuned")
+def test_the_command_line_shows_losses_and_answers(run: Run, place: Path, graft: Graft) -> None:
+    graft.save(place / "g.safetensors")
+    ended = run(
+        "evaluate", "BASE", "--task", "facts.toml", "--tuned", "TUNED", "--graft", "g.safetensors", "--save", "saved"
+    )
+    assert ended.code == 0
+    for part in ("NLL", "perplexity", "exact match kept", "completion: ", "TUNED:"):
+        assert part in ended.out
+    found = run("evaluate", "BASE", "--task", "facts.toml", "--graft", "g.safetensors", "--answers", 1, "--json").json
+    assert list(found["examples"]["facts"][0]) == ["prompt", "completion", "base", "g.safetensors"]
+    quiet = run("evaluate", "BASE", "--task", "facts.toml", "--no-generate", "--json").json
+    assert "examples" not in quiet
+    assert "exact_match" not in quiet["tasks"]["facts"]["base"]
+    ended = run("report", "saved", "g.safetensors", "-o", "page.html")
+    assert ended.code == 0
+    page = (place / "page.html").read_text()
+    for part in ("perplexity", "Answers side by side", "red"):
+        assert part in page
