@@ -83,11 +83,11 @@ class Candidates:
         self.slope.zero_()
         with self._listening():
             loss = self.problem.run(step)
-        self.slope.grad = self.slope  # what processes add up are gradients
+        self.values.grad = self.slope  # what processes add up are gradients
         try:
-            return self.problem.summed([self.slope], loss, step)
+            return self.problem.summed([self.values], loss, step)
         finally:
-            self.slope.grad = None
+            self.values.grad = None
 
     @contextmanager
     def _listening(self) -> Iterator[None]:

@@ -236,9 +236,7 @@ def _rate(steepest: Tensor, entries: int) -> float:
 class CandidateMask:
     """S over the entries that moved most, and those of γ_base; everywhere else γ is 0. Otherwise what `SoftMask` is."""
 
-    def __init__(
-        self, problem: Problem, start: Region, share: float, *, init: Init = "constant", seed: int = 0
-    ) -> None:
+    def __init__(self, problem: Problem, start: Region, share: float, *, init: Init = "constant") -> None:
         if init != "constant":
             raise InputError("among candidates a mask starts constant: leave out init, or candidates")
         moved = most_moved_of(problem, max(1, round(share * problem.scope.size)))
@@ -336,7 +334,7 @@ def learn(
         raise InputError("patience counts looks at a score, and there is none: give score=, or leave out patience")
     if candidates is not None:
         check_candidates(candidates)
-        soft: SoftMask | CandidateMask = CandidateMask(problem, start, candidates, init=init, seed=seed)
+        soft: SoftMask | CandidateMask = CandidateMask(problem, start, candidates, init=init)
     else:
         soft = SoftMask(problem.resident(), start, init=init, seed=seed)
     with soft.borrowed():

@@ -253,8 +253,7 @@ class _LiveScorer:
         return float(self.given(self.pair.model))
 
     def score(self, problem: Problem, region: Region) -> float:
-        with problem.borrowed():
-            problem.put_on(region)
+        with problem.holding(region):
             return self.score_now()
 
     def tuned_score(self) -> float:

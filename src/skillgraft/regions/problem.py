@@ -266,10 +266,15 @@ class Touched:
             self.kept[name] = at, flat[at]
             flat[at] = self.problem.grafted_at(name, at).to(flat.dtype)
 
+    @torch.no_grad()
     def reference(self, name: str, at: Tensor) -> Tensor:
-        """The reference's numbers at entries of one tensor, always the same ones until the next `take_off`: they are kept."""
-        if name not in self.kept:
-            self.kept[name] = at, self._flat(name)[at]
+        """The reference's numbers at some entries of a tensor, which are kept from now on: `write` writes there."""
+        earlier, numbers = self.kept.get(name, (None, None))
+        if earlier is not at:
+            flat = self._flat(name)
+            if earlier is not None and numbers is not None:
+                flat[earlier] = numbers
+            self.kept[name] = at, flat[at]
         return self.kept[name][1]
 
     @torch.no_grad()

@@ -80,9 +80,7 @@ class TunedPair:
 
     def predict(self, task: str, region: Region, problem: Problem | None = None) -> AnyPredictions:
         """What the reference answers with tuned's change in this region."""
-        asked = problem or self.problem
-        with asked.borrowed():
-            asked.put_on(region)
+        with (problem or self.problem).holding(region):
             return self.opened.answers(task, self._scored(task))
 
     def base_predictions(self, task: str) -> AnyPredictions:

@@ -22,12 +22,12 @@ class TrainingPlan:
     """Everything that decides the numbers of a run, besides base, tasks and region.
 
     `batch_size` is the number of rows of one step over all processes; `accumulation` splits it into that many parts without
-    changing the result. `l1` is the strength of P1's pull towards the base (§3.2; 0.001 there). `pull` is a pull in proximal form:
-    after each step every delta shrinks by pull · rate, at most to 0: entries whose gradients do not agree stay base's. `stop_at`
-    ends the run once that accuracy is reached on the training rows, looked at once per epoch. `lora_rank` and `bottleneck` are the sizes of
-    what LoRA and the adapters add (P1 tables 6 and 7 have 1, 2, 8 and 1, 2, 16, 64). `dropout` is the model's own; a linearised
-    model trains without it in any case (`uses_dropout`). Every `checkpoint_every` steps a folder is written below OUT.steps.
-    `mixed_precision` "bf16" multiplies matrices in bfloat16; "no" leaves that to `accelerate launch`.
+    changing the result. `l1` is the strength of P1's pull towards the base (§3.2; 0.001 there). `pull` is one in proximal form:
+    after each step every delta shrinks by pull · rate, at most to 0: entries whose gradients do not agree stay base's.
+    `stop_at` ends the run once that accuracy is reached on the training rows, looked at once per epoch. `lora_rank` and
+    `bottleneck` are the sizes of what LoRA and the adapters add (P1 tables 6 and 7 have 1, 2, 8 and 1, 2, 16, 64). `dropout` is
+    the model's own; a linearised model trains without it in any case (`uses_dropout`). Every `checkpoint_every` steps a folder
+    is written below OUT.steps. `mixed_precision` "bf16" multiplies matrices in bfloat16; "no" leaves that to `accelerate launch`.
     """
 
     method: Method = "full"
