@@ -135,6 +135,14 @@ BENCHMARKS: dict[str, Benchmark] = {
             Bar("authors", "peak of the authors' loop, written again", 1.0, "×", "ours", at_least=True),
         ),
     ),
+    "candidate_search": Benchmark(
+        "searching among candidates in a bfloat16 language model",
+        (
+            Bar("step", "a step among 5 % of the layers, budgeted", 1.10, "×", "forward + backward in bfloat16"),
+            Bar("memory", "peak memory of the search less the activations, in sizes of the model", 1.6, "×"),
+            Bar("full", "the same of the learned region over the whole scope", 6.0, "×"),
+        ),
+    ),
     "training_cost": Benchmark(
         "a step of each of P2's training methods",
         (

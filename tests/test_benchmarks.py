@@ -18,6 +18,7 @@ FIGURES = {
     "evaluate_tuned": {"time", "peak"},
     "region_training": {"step", "moments", "state"},
     "learning_memory": {"copies", "authors"},
+    "candidate_search": {"step", "memory", "full"},
     "training_cost": {"step", "peak", "linear_step", "linear_peak"},
 }
 

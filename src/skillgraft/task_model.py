@@ -213,11 +213,14 @@ class TaskModel:
 
     def loss(self, model: nn.Module, batch: TaskBatch, *, mixed_precision: MixedPrecision = "no") -> Tensor:
         """The mean loss of a batch of one task's rows."""
+        scores = self.scores(model, batch, mixed_precision=mixed_precision)
+        return loss_of(scores, batch[1]["labels"].to(scores.device))
+
+    def scores(self, model: nn.Module, batch: TaskBatch, *, mixed_precision: MixedPrecision = "no") -> Tensor:
+        """What the model answers about a batch, before a softmax: a line for each row, or for each token of completions."""
         task, tensors = batch
-        here = on_device(tensors, self.device)
         with autocast(self.device, mixed_precision):
-            scores = self.rows.readout(task).scores(model, here)
-        return loss_of(scores, here["labels"])
+            return self.rows.readout(task).scores(model, on_device(tensors, self.device))
 
     def steps(
         self, rows: Mapping[str, Sequence[Encoded]], *, batch_size: int, balanced: bool = False

@@ -215,3 +215,37 @@ def test_blocks_do_not_change_the_numbers(pair: Any, block: int, monkeypatch: py
     parts = learn(problem, a_start(problem), steps=3, lr=1e5)
     for name, s in whole.soft.s.items():
         torch.testing.assert_close(parts.soft.s[name], s, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("reference", ["base", "zero"])
+def test_among_all_candidates_the_mask_is_the_full_one(pair: Any, reference: Any) -> None:
+    """With every entry a candidate nothing may differ but the order of sums."""
+    problem = a_problem(pair, reference=reference)
+    start = a_start(problem)
+    full = learn(problem, start, steps=5, lr=1e5, l1=0.01)
+    few = learn(problem, start, steps=5, lr=1e5, l1=0.01, candidates=1.0)
+    assert few.losses == pytest.approx(full.losses, rel=1e-4)
+    for name, s in full.soft.s.items():
+        torch.testing.assert_close(few.soft.s[name], s, rtol=1e-3, atol=1e-3)
+    assert few.region.jaccard(full.region) > 0.95
+    assert few.soft.ranking(most=50).top(50).jaccard(full.soft.ranking(most=50).top(50)) > 0.9
+
+
+def test_among_few_candidates_only_they_are_touched_and_the_model_comes_back(pair: Any) -> None:
+    problem = a_problem(pair)
+    start = a_start(problem)
+    before = {name: array.copy() for name, array in tensors_of(pair[0]).arrays.items()}
+    seen: list[int] = []
+
+    def score() -> float:
+        seen.append(sum(int((tensors_of(pair[0]).arrays[n] != a).sum()) for n, a in before.items()))
+        return float(len(seen))
+
+    found = learn(problem, start, steps=4, candidates=0.02, entries=30, score=score, look_every=2)
+    moved = METHODS["movement"](problem, start, most=round(0.02 * problem.scope.size)).ranking
+    allowed = moved.top(round(0.02 * problem.scope.size)) | start
+    assert len(found.region - allowed) == 0
+    assert len(found.soft.among) == len(allowed)
+    assert seen[-1] <= len(found.region), "a look is at the rounded region, its graft's numbers and no others"
+    after = tensors_of(pair[0]).arrays
+    assert all(after[name].tobytes() == array.tobytes() for name, array in before.items())

@@ -129,6 +129,8 @@ def test_put_on_is_the_graft_bit_for_bit(
     with problem.borrowed():
         problem.put_on(region)
         assert as_numpy(problem.slots["weight"].data).tobytes() == wanted.tobytes()
+    with problem.holding(region):
+        assert as_numpy(problem.slots["weight"].data).tobytes() == wanted.tobytes()
     assert as_numpy(problem.slots["weight"].data).tobytes() == base.tobytes()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from skillgraft.errors import InputError
 from skillgraft.folders.checkpoint import MemoryTensors
 from skillgraft.opening.runtime import Runtime
 from skillgraft.regions.choose import choose, choose_region
+from skillgraft.regions.methods import METHODS, MethodResult
 from skillgraft.regions.problem import Problem
 from skillgraft.regions.search import SCALES, OutOfReach, Searching, SearchPlan, smallest_budget
 from skillgraft.values.region import Region, Scope
@@ -49,8 +50,14 @@ class Graded:
             return 1.0 if len(region) >= self.needs[problem.scale] else problem.scale / 100
         return self.by_scale[problem.scale]
 
+    def trial(self, problem: Problem, region: Region) -> dict[str, float]:
+        return {"merit": self.score(problem, region)}
+
     def tuned_score(self) -> float:
         return 1.0
+
+    def base_score(self) -> float:
+        return 0.0
 
 
 def searching(scorer: Graded, **asked: Any) -> Searching:
@@ -68,12 +75,21 @@ def best_scale(scorer: Graded, **asked: Any) -> float:
 
 
 @pytest.mark.parametrize(
-    ("scores", "best"), [([0.5, 0.7, 0.6, 0.9], 8.0), ([0.5, 0.4, 0.6, 0.6], 4.0), ([0.5, 0.4, 0.3, 0.5], 1.0)]
+    ("scores", "best"),
+    [([0.5, 0.7, 0.6, 0.9, 0.8], 8.0), ([0.5, 0.4, 0.6, 0.6, 0.1], 4.0), ([0.5, 0.4, 0.3, 0.5, 0.5], 1.0)],
 )
 def test_the_best_of_all_scales_is_taken_and_of_equals_the_first(scores: list[float], best: float) -> None:
     scorer = Graded(dict(zip(SCALES, scores, strict=True)))
     assert best_scale(scorer, entries=5, scale="auto") == best
     assert scorer.asked == list(SCALES)
+
+
+def test_scales_are_doubled_while_the_largest_is_the_best() -> None:
+    scorer = Graded({1.0: 0.1, 2.0: 0.2, 4.0: 0.3, 8.0: 0.4, 16.0: 0.5, 32.0: 0.6, 64.0: 0.55})
+    work = searching(scorer, entries=5, scale="auto")
+    found = work.best(Region(work.problem.scope, {}))
+    assert found.scale == 32.0
+    assert [trial["scale"] for trial in found.trials] == scorer.asked == [*SCALES, 32.0, 64.0]
 
 
 def test_one_scale_needs_no_score() -> None:
@@ -83,14 +99,58 @@ def test_one_scale_needs_no_score() -> None:
 
 
 def test_a_scale_that_cannot_keep_enough_is_passed_over() -> None:
-    """At most a tenth of the scope is tried: 100 entries here. Of those that keep enough the fewest entries win."""
-    scorer = Graded({}, needs={1.0: 500, 2.0: 500, 4.0: 60, 8.0: 80})
+    """Of those that keep enough the fewest entries win; no part of the scope is out of bounds."""
+    scorer = Graded({}, needs={1.0: 2000, 2.0: 500, 4.0: 60, 8.0: 80, 16.0: 2000})
     assert best_scale(scorer, keep=1.0, scale="auto") == 4.0
-    nobody = Graded({}, needs=dict.fromkeys(SCALES, 500))
-    with pytest.raises(OutOfReach, match=r"even 100 entries reach only 0\.0100 of the 1\.0000"):
+    nobody = Graded({}, needs=dict.fromkeys(SCALES, 2000))
+    with pytest.raises(OutOfReach, match=r"even 1,000 entries reach only 0\.0100 of the 1\.0000"):
         best_scale(nobody, keep=1.0, scale="auto")
     assert nobody.asked[0] == 1.0
-    assert nobody.asked[-1] == 8.0, "all are tried before the first one's error is raised"
+    assert nobody.asked[-1] == 16.0, "all are tried before the first one's error is raised"
+
+
+@dataclass(frozen=True, eq=False)
+class Half(Graded):
+    """Base scores 0.5; half of the gain is 0.75."""
+
+    def base_score(self) -> float:
+        return 0.5
+
+    def score(self, problem: Problem, region: Region) -> float:
+        return 0.5 + 0.5 * problem.scale * min(1.0, len(region) / 400)
+
+
+def test_a_share_of_the_gain_is_of_what_tuned_scores_above_base() -> None:
+    work = searching(Half({}), keep_gain=0.5)
+    assert 200 <= len(work.best(Region(work.problem.scope, {})).region) <= 211
+    flat = searching(Flat({}), keep_gain=0.5)
+    with pytest.raises(InputError, match=r"tuned scores 1\.0000 .* base 1\.0000: there is no gain to keep"):
+        flat.best(Region(flat.problem.scope, {}))
+
+
+@dataclass(frozen=True, eq=False)
+class Flat(Graded):
+    def base_score(self) -> float:
+        return 1.0
+
+
+def test_a_method_of_one_budget_is_searched_at_each_that_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for a larger region would give its prefix, which was not learned for itself."""
+    asked: list[int] = []
+
+    def one(problem: Problem, start: Region, *, most: int, **_options: Any) -> MethodResult:
+        asked.append(most)
+        return METHODS["movement"](problem, start, most=most)
+
+    monkeypatch.setitem(METHODS, "budgeted", one)
+    work = searching(Graded({}, needs={1.0: 70}), keep=1.0)
+    found = Searching(work.problem, replace(work.plan, method="budgeted"), work.scorer).best(
+        Region(work.problem.scope, {})
+    )
+    assert 70 <= len(found.region) <= 77
+    assert asked == list(dict.fromkeys(asked)), "no budget is searched twice"
+    assert len(found.region) in asked
+    assert len(found.found.ranking.order) == len(found.region)
 
 
 @pytest.mark.parametrize("true", [1, 2, 3, 17, 100, 999])
@@ -101,9 +161,12 @@ def test_the_smallest_budget_is_found_to_its_precision(true: int) -> None:
         asked.append(count)
         return float(count >= true)
 
-    found = smallest_budget(score, target=1.0, most=1000)
-    assert true <= found <= max(true + 1, 1.06 * true)
-    assert len(asked) <= 25
+    for first in (1, 10, 600, 1000):
+        asked.clear()
+        found = smallest_budget(score, target=1.0, most=1000, first=first)
+        assert true <= found <= max(true + 1, 1.06 * true)
+        assert len(asked) <= 16
+        assert len(set(asked)) == len(asked)
 
 
 def test_a_share_that_no_budget_keeps_is_an_error() -> None:
@@ -126,15 +189,19 @@ def test_it_does_on_the_base_what_its_scores_say(films: Films) -> None:
     assert accuracy(films.predictions(graft=graft)["graft"]) == measured["accuracy"]["value"]
 
 
-def test_auto_takes_the_best_on_validation_rows(films: Films) -> None:
-    def score(scale: float | str) -> tuple[float, float]:
-        graft = films.graft(scale=scale, **QUICK)
-        return graft.info["scores"]["validation"]["graft"]["score"]["value"], graft.scale
+def test_auto_takes_the_lowest_nll_of_validation_rows_and_tells_what_it_costs(films: Films) -> None:
+    def measured(scale: float) -> dict[str, float]:
+        found = films.graft(scale=scale, **QUICK).info["scores"]["validation"]["graft"]
+        return {"loss": found["nll"]["value"], "score": found["score"]["value"], "ece": found["ece"]["value"]}
 
-    alone = {scale: score(scale)[0] for scale in SCALES}
-    expected = max(SCALES, key=lambda scale: (alone[scale], -scale))
-    assert score("auto") == (alone[expected], expected)
-    assert expected > 1.0, "on this toy a twentieth of the skill's entries is too few without it"
+    located = films.localize(scale="auto", **QUICK)
+    for trial in located.trials:
+        alone = measured(trial["scale"])
+        assert {key: trial[key] for key in alone} == pytest.approx(alone)
+    best = min(located.trials, key=lambda trial: trial["loss"])
+    assert located.graft.scale == best["scale"] > 1.0
+    assert [trial["scale"] for trial in located.trials][: len(SCALES)] == list(SCALES)
+    assert located.graft.info["recipe"]["trials"] == [dict(trial) for trial in located.trials]
 
 
 def test_a_share_to_keep_takes_the_fewest_entries(films: Films) -> None:
@@ -271,7 +338,9 @@ def test_more_entries_than_there_are_and_too_many_wishes() -> None:
     with pytest.raises(InputError, match="57 entries are more than the 56 of the scope 'all'"):
         plan.count(Scope.of("all", {"w": (56,)}))
     for budget in ({"entries": 5}, {"density": 0.1}):
-        with pytest.raises(InputError, match="a density, a number of entries or a share to keep, one of them"):
+        with pytest.raises(
+            InputError, match="a density, a number of entries, or a share to keep of the score or of the gain"
+        ):
             SearchPlan.of(keep=0.9, **budget)
     with pytest.raises(InputError, match=r"a share to keep lies between 0 and 1, found 1\.5"):
         SearchPlan.of(keep=1.5)

@@ -161,8 +161,9 @@ def test_a_region_and_a_pull_cannot_reach_added_parameters(method: Any) -> None:
         InputError, match=f"method {method} trains parameters that it adds: a region cannot restrict it"
     ):
         prepare(model, TrainingPlan(method=method), inside=Region(Scope.select("layers", shapes), {}))
-    with pytest.raises(InputError, match=f"l1 pulls the base's own parameters back; method {method} trains others"):
-        TrainingPlan(method=method, l1=0.001)
+    for pull in ("l1", "pull"):
+        with pytest.raises(InputError, match=f"{pull} pulls the base's own parameters back; method {method} trains"):
+            TrainingPlan(method=method, **{pull: 0.001})
 
 
 def test_a_bottleneck_has_a_width() -> None:

@@ -109,7 +109,9 @@ def test_evaluate_prints_a_table(run: Run) -> None:
     assert "majority class: 50.0" in out
 
 
-@pytest.mark.parametrize("settings", [{"method": "bias"}, {"method": "lora"}, {"method": "linear"}, {"l1": 0.001}])
+@pytest.mark.parametrize(
+    "settings", [{"method": "bias"}, {"method": "lora"}, {"method": "linear"}, {"l1": 0.001}, {"pull": 0.1}]
+)
 def test_every_method_writes_a_normal_folder(settings: dict[str, Any], place: Path, tmp_path: Path) -> None:
     plan = QUICK.with_changes(steps=4, **settings)
     finetune(place / "encoder", [place / "films.toml"], out=tmp_path / "out", plan=plan)

@@ -208,3 +208,17 @@ def test_predictions_do_not_depend_on_the_batch_size() -> None:
     one, many = (predict(tiny_bert(), ToyReadout(), rows, batch_size=size) for size in (1, 13))
     np.testing.assert_allclose(one.scores, many.scores, atol=1e-5)
     assert one.labels.tolist() == [row.label for row in rows]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_under_a_proximal_pull_most_entries_stay_exactly_the_bases(optimizer: Any) -> None:
+    """Without it every entry of the layers moves; with it those whose gradients do not agree keep base's bits."""
+    changed = {}
+    for pull in (0.0, 0.5 if optimizer == "adamw" else 0.02):
+        model = tiny_bert()
+        before = tensors_of(model).arrays["encoder.layer.0.output.dense.weight"].copy()
+        train_toy(model, TrainingPlan(optimizer=optimizer, lr=1e-3, steps=20, pull=pull, weight_decay=0.0))
+        after = tensors_of(model).arrays["encoder.layer.0.output.dense.weight"]
+        changed[pull] = float((before != after).mean())
+    free, pulled = changed.values()
+    assert 0 < pulled < 0.7 < free

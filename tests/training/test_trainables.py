@@ -183,3 +183,16 @@ def test_the_pull_is_the_gradient_of_the_l1_distance() -> None:
     plain = trainables.tensors[name].grad.clone()
     trainables.before_step(pull=base, strength=0.001)
     torch.testing.assert_close(trainables.tensors[name].grad, plain + 0.001)
+
+
+def test_a_proximal_pull_shrinks_every_delta_and_gives_small_ones_the_bases_own_bits() -> None:
+    trainables = choose_trainables(tiny_bert())
+    base = trainables.copy()
+    name = next(name for name in trainables.tensors if name.endswith("query.weight"))
+    moved = torch.linspace(-1.0, 1.0, base[name].numel()).view_as(base[name])
+    with torch.no_grad():
+        trainables.tensors[name].add_(moved)
+    trainables.shrink(base, 0.25)
+    left = trainables.tensors[name].detach() - base[name]
+    torch.testing.assert_close(left, moved.sign() * (moved.abs() - 0.25).clamp(min=0), atol=1e-6, rtol=0)
+    assert torch.equal(trainables.tensors[name][moved.abs() < 0.2], base[name][moved.abs() < 0.2])

@@ -40,6 +40,10 @@ def run(
     task: TaskNames,
     tuned: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="Tuned folders or LoRA adapters.")] = None,
     graft: Annotated[list[Path] | None, typer.Option(metavar="G", help="Graft files.")] = None,
+    control: Annotated[
+        list[str] | None,
+        typer.Option(metavar="C", help="A task or text file that nothing should have changed; may be repeated."),
+    ] = None,
     together: Annotated[bool, typer.Option("--together", help="Also the sum of all grafts.")] = False,
     readout: ReadoutName = "auto",
     split: Annotated[str, typer.Option(help="test; or train, validation of the same --shots and --seed.")] = "test",
@@ -78,15 +82,18 @@ def run(
     \b
     Examples
       skillgraft evaluate BASE --task sst2 --tuned TUNED --graft skill.safetensors
+      skillgraft evaluate BASE --task bash.toml --control notes.txt --tuned TUNED --graft repaired.safetensors
       skillgraft evaluate BASE --task sst2 --task mr --graft a.safetensors --graft b.safetensors --together --json
     """
     from skillgraft.tasks.data import Data
+    from skillgraft.tasks.plain_text import as_rows
     from skillgraft.values.graft import total
 
     for option, asked_for, needs, there in (
         ("--together", together, "--graft", graft),
         ("--record", record, "--graft", graft),
         ("--temperature", temperature, "--tuned", tuned),
+        ("--control", control, "--tuned", tuned),
     ):
         if asked_for and not there:
             raise InputError(f"{option} needs {needs}, and none is given: give one or leave out {option}")
@@ -97,12 +104,15 @@ def run(
     data = Data(shots, train_rows, validation_rows, test_rows, seed, readout, max_length)
     splits = [split, *(["validation"] if temperature or shift else [])]
     tasks = _checked_tasks(task, data, splits)
+    controls = [as_rows(each) for each in control or []]
+    for each in controls:
+        data.needed(each, split)
 
     from skillgraft.measure.evaluate import evaluate
 
     asked: dict[str, Any] = {
         "tuned": folders, "grafts": grafts, "data": data, "convert": convert, "batch_size": batch_size,
-        "generates": generate,
+        "generates": generate, "controls": controls,
     }  # fmt: skip
     with output.running("evaluating", device=device, dtype=dtype) as runtime:
         found, *fitted = [evaluate(base, tasks, split=each, runtime=runtime, **asked) for each in splits]
@@ -124,7 +134,36 @@ def run(
     ]
     facts = {"readout": found.readout, "split": split, "tasks": results}
     facts |= {"examples": examples} if examples else {}
+    repairs = found.repaired()
+    facts |= {"repaired": repairs} if repairs else {}
+    lines += [*repair_table(repairs), ""] if repairs else []
     output.show(facts, as_json=json, lines=lines[:-1])
+
+
+def repair_table(repairs: Mapping[str, Any]) -> list[str]:
+    """Models as rows: the improvement kept on each task, the damage to each control and how much of it is gone."""
+    first = next(iter(repairs.values()))
+    header = ["NLL"]
+    for task in first["tasks"]:
+        header += [f"{task} improves by", "kept, %"]
+    for control in first["controls"]:
+        header += [f"{control} damaged by", "given back, %"]
+    rows = []
+    for name, found in repairs.items():
+        row = [name]
+        for one in found["tasks"].values():
+            row += [f"{one['improvement']['value']:.3f}", _share(one["kept"])]
+        for one in found["controls"].values():
+            row += [f"{one['damage']['value']:.3f}", _share(one["given_back"])]
+        rows.append(row)
+    return output.columns(rows, header=header)
+
+
+def _share(found: Mapping[str, Any]) -> str:
+    if found["value"] is None:
+        return "-"
+    ends = f" [{100 * found['low']:.0f}, {100 * found['high']:.0f}]" if found["low"] is not None else ""
+    return f"{100 * found['value']:.1f}{ends}"
 
 
 def _by_name(paths: Sequence[Path]) -> dict[str, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from skillgraft.cli.arguments import (
     TrainRows,
     ValidationRows,
 )
+from skillgraft.cli.hints import hints
 from skillgraft.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -58,6 +60,15 @@ def run(
     keep: Annotated[
         float | None, typer.Option(help="The fewest entries that keep this share of TUNED's score.")
     ] = None,
+    keep_gain: Annotated[
+        float | None, typer.Option(help="The fewest entries that keep this share of TUNED's gain over BASE.")
+    ] = None,
+    match: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Without labels: a text file or task; learns TUNED's answers.")
+    ] = None,
+    control: Annotated[
+        list[str] | None, typer.Option(metavar="C", help="A task or text file to answer as BASE does; may be repeated.")
+    ] = None,
     curve: Annotated[bool, typer.Option("--curve", help="Also the scores of nested budgets, 1e-5 to 1e-2.")] = False,
     paper_curve: Annotated[
         bool, typer.Option("--paper-curve", help="The same with a search from each density's γ_base (P1).")
@@ -73,7 +84,16 @@ def run(
     labels: Annotated[
         str | None, _search_option(help="Learn from true labels (default), or from TUNED's predictions: tuned.")
     ] = None,
-    steps: Annotated[int | None, _learned_option(help="Steps on the mask (100).")] = None,
+    control_strength: Annotated[
+        str | None, _search_option(help="What KL to BASE's answers on controls weighs, or auto (default).")
+    ] = None,
+    candidates: Annotated[
+        float | None, _search_option(help="Search among this share, that moved most (budgeted: 0.05; learned: all).")
+    ] = None,
+    checkpoint_activations: Annotated[
+        bool, _search_option("--checkpoint-activations", help="Less memory: activations are computed again.")
+    ] = False,
+    steps: Annotated[int | None, _learned_option(help="Steps on the mask (100; budgeted: 40).")] = None,
     lr: Annotated[float | None, _learned_option(help="Learning rate of the mask (found; P1: 1e7).")] = None,
     l1: Annotated[float | None, _learned_option(help="Strength of an L1 term on the mask (0).")] = None,
     init: Annotated[str | None, _learned_option(help="Constant, or uniform as in the authors' code.")] = None,
@@ -101,46 +121,52 @@ def run(
     \b
     Examples
       skillgraft localize BASE TUNED --task sst2 --shots 64 --density 1e-4 -o skill.safetensors
-      skillgraft localize BASE TUNED --task sst2 --shots 64 --keep 0.95 -o smallest.safetensors
+      skillgraft localize BASE TUNED --task sst2 --shots 64 --keep 0.95 --scale auto -o smallest.safetensors
+      skillgraft localize BASE TUNED --task bash.toml --control notes.txt --method budgeted --density 1e-3 -o g.safetensors
+      skillgraft localize BASE TUNED --match notes.txt --method budgeted --density 1e-3 --scale 16 -o g.safetensors
       skillgraft localize BASE --task sst2 --train-rows 256 --method lowest-fisher --density 0.1 -o region.safetensors
     """
     from skillgraft.files import atomic
     from skillgraft.folders.movement import check_budget
     from skillgraft.tasks.data import Data, as_task
+    from skillgraft.tasks.plain_text import as_rows
 
     # What needs no model is refused before torch is imported, which takes seconds.
     atomic.check_target(out)
     check_budget(density, entries)
     if curve and paper_curve:
         raise InputError("--curve and --paper-curve are two curves: ask for one at a time")
-    _check_method(method, tuned, task)
+    _check_method(method, tuned, task, match)
     data = Data(shots, train_rows, validation_rows, None, seed, readout, max_length)
-    if task is not None:
-        data.split(as_task(task))
-    own = _given(steps=steps, lr=lr, l1=l1, init=init, look_every=look_every, patience=patience)
+    for each in [*([as_task(task)] if task else []), *map(as_rows, [*([match] if match else []), *(control or [])])]:
+        data.split(each)
+    own = _given(steps=steps, lr=lr, l1=l1, init=init, look_every=look_every, patience=patience, candidates=candidates)
     own |= _given(rounds=rounds, damp=damp, samples=samples, density=density, entries=entries)
     run_as = {"device": device, "dtype": dtype, "snapshot_seconds": snapshot_seconds}
     if method in OF_BASE:
         _refuse(
             method, start=start, keep=keep, curve=curve or None, paper_curve=paper_curve or None, reference=reference,
             scale=scale, labels=labels, batch_size=batch_size, convert=convert or None, mixed_precision=mixed_precision,
+            keep_gain=keep_gain, match=match, control=control or None, control_strength=control_strength,
+            checkpoint_activations=checkpoint_activations or None,
         )  # fmt: skip
         _region(base, task, out, method, scope, data, own, run_as, as_json=json)
         return
     if method != "learned":
         _refuse(method, start=start)
     asked = {
-        "scope": scope, "convert": convert,
+        "scope": scope, "convert": convert, "match": match, "controls": control or [],
+        "checkpoint_activations": checkpoint_activations,
         **_given(keep=keep, reference=reference, labels=labels, batch_size=batch_size, mixed_precision=mixed_precision),
-        **{name: _number_or(text) for name, text in _given(start=start, scale=scale).items()},
+        **_given(keep_gain=keep_gain),
+        **{n: _number_or(text) for n, text in _given(start=start, scale=scale, control_strength=control_strength).items()},
         "densities": CURVE if curve or paper_curve else (), "curve": "paper" if paper_curve else "nested", **own,
     }  # fmt: skip
     assert tuned is not None
-    assert task is not None
     _graft(base, tuned, task, out, method, data, asked, run_as, as_json=json)
 
 
-def _check_method(method: str, tuned: Path | None, task: str | None) -> None:
+def _check_method(method: str, tuned: Path | None, task: str | None, match: str | None) -> None:
     """Whether TUNED and a task are there, as the method needs them."""
     if method not in (*OF_TUNED, *OF_BASE):
         raise InputError(f"unknown method {method!r}; {did_you_mean(method, (*OF_TUNED, *OF_BASE))}")
@@ -148,14 +174,18 @@ def _check_method(method: str, tuned: Path | None, task: str | None) -> None:
         raise InputError(f"the method {method!r} looks at BASE alone: leave {tuned} out")
     if method in OF_TUNED and tuned is None:
         raise InputError(f"the method {method!r} compares BASE with TUNED: give the fine-tuned folder as well")
-    if method in OF_TUNED and task is None:
-        raise InputError("a skill is a task's: give --task, a catalogue name or a TOML file")
+    if method in OF_TUNED and task is None and match is None:
+        raise InputError(
+            "a skill is a task's: give --task, a catalogue name or a TOML file; without labels give --match, a text file"
+        )
+    if task is not None and match is not None:
+        raise InputError("--task learns from labels, --match from TUNED's answers on any rows: give one of them")
 
 
 def _graft(
     base: Path,
     tuned: Path,
-    task: str,
+    task: str | None,
     out: Path,
     method: str,
     data: Data,
@@ -172,19 +202,50 @@ def _graft(
     if not output.is_main_process():
         return
     graft, size, scores = located.graft, out.stat().st_size, located.scores
+    next_commands = list(hints(located, command=sys.argv[1:], out=out))
     facts = {
         "out": str(out), "entries": len(graft), "density": graft.region.density, "method": method, "bytes": size,
         "scale": graft.scale,
         "validation": scores, "curve": list(located.curve), "curve_kind": asked["curve"] if located.curve else None,
         "by_layer": graft.region.by_layer(), "by_kind": graft.region.by_kind(),
-        "search": graft.info["recipe"].get("search"),
+        "search": graft.info["recipe"].get("search"), "trials": list(located.trials), "match": located.way or None,
+        "next": next_commands,
     }  # fmt: skip
     head = f"{out}: {len(graft):,} entries, density {graft.region.density:.2e}, {output.human_bytes(size)}"
     head += f", {graft.scale:g} × the change" if graft.scale != 1.0 else ""
-    lines = [head, *output.score_table("validation", scores), *output.region_bars(graft.region)]
+    table = output.score_table("validation", scores) if scores else _way(located.way)
+    lines = [head, *table, *_trials(located.trials), *output.region_bars(graft.region)]
     if located.curve:
         lines += ["", f"curve: {CURVES[asked['curve']]}", *_curve(located.curve, scores)]
+    lines += [line for hint in next_commands for line in ("", f"{hint['why']}:", f"  {hint['command']}")]
     output.show(facts, as_json=as_json, lines=lines)
+
+
+def _way(way: Mapping[str, Any]) -> list[str]:
+    """How near to tuned's answers a graft is, where there are no labels."""
+    rows = [("base", f"{way['base']:.4f}", "0.0"), ("graft", f"{way['graft']:.4f}", f"{100 * (way['share'] or 0):.1f}")]
+    return output.columns(rows, header=[f"validation ({way['rows']} rows)", "KL to TUNED", "gone, %"])
+
+
+_TRIALS = {
+    "scale": "g",
+    "strength": "g",
+    "entries": ",.0f",
+    "loss": ".4f",
+    "score": ".4f",
+    "ece": ".4f",
+    "gain": ".3f",
+    "damage": ".3f",
+}
+
+
+def _trials(trials: Sequence[Mapping[str, float]]) -> list[str]:
+    """Every scale and control strength that was tried. `ece` is what a larger scale's confidence costs."""
+    if not trials:
+        return []
+    keys = [key for key in _TRIALS if any(key in trial for trial in trials)]
+    rows = [tuple(format(trial[key], _TRIALS[key]) if key in trial else "-" for key in keys) for trial in trials]
+    return ["", *output.columns(rows, header=["tried: " + keys[0], *keys[1:]])]
 
 
 def _curve(points: Sequence[Mapping[str, Any]], scores: Mapping[str, Any]) -> list[str]:

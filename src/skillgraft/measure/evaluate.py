@@ -19,12 +19,14 @@ from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import check_pair, extract, is_adapter
 from skillgraft.folders.weight_files import ADAPTER, has_adapters
 from skillgraft.live.bottleneck import stated_base
+from skillgraft.measure.damage import repaired
 from skillgraft.measure.summary import summary
 from skillgraft.opening.runtime import Runtime
 from skillgraft.predictions.completions import side_by_side
 from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.task_model import TaskModel, TaskRows
-from skillgraft.tasks.data import Data, TaskLike
+from skillgraft.tasks.data import Data, TaskLike, as_task
+from skillgraft.tasks.plain_text import as_rows
 from skillgraft.values.graft import Graft, GraftLike, graft_of
 from skillgraft.values.printing import score_table
 
@@ -37,12 +39,14 @@ Models = Mapping[str, AnyPredictions]
 class Evaluation:
     """What every model answered about every task: `found[task][model]`, and the readout that was used.
 
-    `tuned` names the models that shares and gains are relative to: the first one counts.
+    `tuned` names the models that shares and gains are relative to: the first one counts. `controls` are the tasks that no model
+    was meant to change.
     """
 
     readout: str
     predictions: Mapping[str, Models]
     tuned: tuple[str, ...] = ()
+    controls: tuple[str, ...] = ()
 
     def __getitem__(self, task: str) -> Models:
         return self.predictions[task]
@@ -60,6 +64,13 @@ class Evaluation:
             name: summary(each, base=None if each is base else base, tuned=None if each is tuned else tuned)
             for name, each in models.items()
         }
+
+    def repaired(self) -> dict[str, dict[str, Any]]:
+        """Model → what it keeps of tuned's improvement, what it damages, and how much of tuned's damage it gives back."""
+        if not self.controls or not self.tuned:
+            return {}
+        apart = {task: models for task, models in self.predictions.items() if task not in self.controls}
+        return repaired(apart, {task: self.predictions[task] for task in self.controls}, tuned=self.tuned[0])
 
     def table(self) -> str:
         """Every task's models as aligned lines: score, calibration, agreement with tuned, what is kept of it."""
@@ -103,6 +114,7 @@ def evaluate(
     *,
     tuned: Mapping[str, str | Path] | Sequence[str | Path] = (),
     grafts: Mapping[str, GraftLike] | Sequence[GraftLike] = (),
+    controls: Sequence[TaskLike] = (),
     split: str = "test",
     data: Data = Data(),
     convert: bool = False,
@@ -116,18 +128,22 @@ def evaluate(
     Models are given by name; in a list a path is called by its last part, a graft that is a value after its task.
     `split` is test, or train or validation of the same shots and seed that a run was trained with. `convert` takes tuned
     folders of another number format than the base's, rounded to it. Where prompts are completed `generates` has answers written.
+    `controls` are tasks and files of plain text that no model should have changed: they are measured as well.
     """
     tuned = _by_name(tuned)
     skills = {name: graft_of(graft) for name, graft in _by_name(grafts).items()}
     changes, folders = _sorted_out(Path(base), tuned, skills, convert=convert)
-    opened = TaskModel.open(base, tasks, data=data, dtype=runtime.dtype, device=runtime.device, splits=(split,))
+    asked_about = [*map(as_task, tasks), *map(as_rows, controls)]
+    opened = TaskModel.open(base, asked_about, data=data, dtype=runtime.dtype, device=runtime.device, splits=(split,))
     models = [*([BASE] if with_base else []), *changes, *folders]
     total, rows = len(models) * sum(len(opened.rows.examples(task, split)) for task in opened.tasks), opened.rows
 
     def ask(model: TaskModel, name: str, graft: Graft | None = None) -> dict[str, AnyPredictions]:
         asked: dict[str, Any] = {"split": split, "batch_size": batch_size, "made_by": {"model": name}}
-        asked["generates"] = generates
-        return model.predict(graft, progress=_reporter(runtime, rows, split, models.index(name), total), **asked)
+        asked["progress"] = _reporter(runtime, rows, split, models.index(name), total)
+        own = list(rows.readouts)
+        found = model.predict(graft, tasks=own[: len(tasks)], generates=generates, **asked)
+        return found | (model.predict(graft, tasks=own[len(tasks) :], **asked) if controls else {})
 
     found = {BASE: ask(opened, BASE)} if with_base else {}
     found |= {name: ask(opened, name, change) for name, change in changes.items()}
@@ -136,7 +152,7 @@ def evaluate(
     found |= {name: ask(rows.over(folder, rounded_to=own), name) for name, folder in folders.items()}
     ordered = [name for name in (BASE, *tuned, *skills) if name in found]
     answers = {task: {name: found[name][task] for name in ordered} for task in rows.readouts}
-    return Evaluation(rows.name, answers, tuple(tuned))
+    return Evaluation(rows.name, answers, tuple(tuned), tuple(answers)[len(tasks) :])
 
 
 def _by_name(models: Mapping[str, T] | Sequence[T]) -> Mapping[str, T]:

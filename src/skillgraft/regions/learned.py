@@ -8,15 +8,18 @@ weights gives all of it, so a step costs a step of training. P1 descends with a 
 is found from the first step's slopes, so that the mask reaches the size that is asked for on any model.
 
 Kept per entry of the scope: the weight, its gradient and S; base's and tuned's own numbers are read where they lie, in mapped
-files if they were loaded from such.
+files if they were loaded from such. With `candidates` the mask lives on the share of the scope that moved most, and γ is 0
+elsewhere: then S, delta and slope are kept for these alone, and gradients are dropped as they are made.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -25,7 +28,8 @@ from torch import Tensor
 
 from skillgraft.errors import InputError, RunError
 from skillgraft.live.grafted import as_numpy, as_torch
-from skillgraft.regions.problem import Problem
+from skillgraft.regions.candidates import Candidates, check_candidates, most_moved_of
+from skillgraft.regions.problem import Problem, Touched
 from skillgraft.regions.ranking import Array, Ranking
 from skillgraft.training.snapshot import Snapshot
 from skillgraft.values.region import Indices, Region, Scope
@@ -98,7 +102,7 @@ P1_DENSITY = 1e-4  # of the region that P1's search grows to
 class Learned:
     """The outcome: the soft mask's numbers, and for each looked-at step the score of its rounded region."""
 
-    soft: SoftMask
+    soft: SoftMask | CandidateMask
     region: Region
     losses: tuple[float, ...]
     looks: tuple[Look, ...]
@@ -134,6 +138,20 @@ class SoftMask:
             gamma[at] = 1.0 - gamma[at]
         return gamma
 
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """The model while its numbers are the mask's."""
+        with self.problem.borrowed():
+            yield
+
+    def backward(self, step: int) -> float:
+        """Gradients of a step's loss; returns that loss."""
+        return self.problem.backward(step)
+
+    def put_on(self, region: Region) -> None:
+        """The model that a region's graft makes."""
+        self.problem.put_on(region)
+
     @torch.no_grad()
     def blend(self) -> None:
         """Write reference + γ ⊙ delta into the model."""
@@ -157,13 +175,7 @@ class SoftMask:
                 slopes = (gradient.to(torch.float32) * self.problem.delta(name)).abs_()
                 steepest = torch.cat([steepest.to(slopes), slopes.topk(min(entries, len(slopes))).values])
                 steepest = steepest.topk(min(entries, len(steepest))).values
-        last = float(steepest[-1]) if len(steepest) else 0.0
-        if not last > 0:
-            raise InputError(
-                f"fewer than {entries:,} entries have a slope at the first step: ask for fewer, or give a learning rate (lr=1e7)"
-            )
-        soft = torch.sigmoid(torch.tensor(START, dtype=torch.float64))
-        return FIRST_MOVE / (last * float(soft * (1 - soft)))
+        return _rate(steepest, entries)
 
     @torch.no_grad()
     def descend(self, *, lr: float, l1: float = 0.0) -> None:
@@ -211,6 +223,83 @@ class SoftMask:
         return as_numpy(growth)
 
 
+def _rate(steepest: Tensor, entries: int) -> float:
+    last = float(steepest.min()) if len(steepest) else 0.0
+    if not last > 0:
+        raise InputError(
+            f"fewer than {entries:,} entries have a slope at the first step: ask for fewer, or give a learning rate (lr=1e7)"
+        )
+    soft = torch.sigmoid(torch.tensor(START, dtype=torch.float64))
+    return FIRST_MOVE / (last * float(soft * (1 - soft)))
+
+
+class CandidateMask:
+    """S over the entries that moved most, and those of γ_base; everywhere else γ is 0. Otherwise what `SoftMask` is."""
+
+    def __init__(self, problem: Problem, start: Region, share: float, *, init: Init = "constant") -> None:
+        if init != "constant":
+            raise InputError("among candidates a mask starts constant: leave out init, or candidates")
+        moved = most_moved_of(problem, max(1, round(share * problem.scope.size)))
+        self.problem, self.among = problem, Candidates(problem, moved | start)
+        self.among.values.fill_(START)
+        self.s = self.among.by_name(self.among.values)
+        chosen = [torch.from_numpy(np.isin(as_numpy(at), start.sites.get(n, ()))) for n, at in self.among.at.items()]
+        self.flipped = torch.cat(chosen).to(self.among.values.device)
+        self._touched: Touched | None = None
+
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        with self.problem.among(self.among.at) as self._touched:
+            try:
+                yield
+            finally:
+                self._touched.take_off()
+        self._touched = None
+
+    def gamma(self) -> Tensor:
+        """γ of the candidates (eq. 4)."""
+        soft = torch.sigmoid(self.among.values)
+        return torch.where(self.flipped, 1.0 - soft, soft)
+
+    @torch.no_grad()
+    def blend(self) -> None:
+        assert self._touched is not None
+        deltas, gammas = self.among.by_name(self.among.delta), self.among.by_name(self.gamma())
+        for name, at in self.among.at.items():
+            reference = self._touched.reference(name, at).to(deltas[name].dtype)
+            self._touched.write(name, torch.addcmul(reference, gammas[name].to(reference), deltas[name]))
+
+    def backward(self, step: int) -> float:
+        return self.among.backward(step)
+
+    def put_on(self, region: Region) -> None:
+        assert self._touched is not None
+        self._touched.put_on({name: self.problem.indices(name, at) for name, at in region.sites.items()})
+
+    def rate(self, entries: int) -> float:
+        slopes = self.among.slope.abs()
+        return _rate(slopes.topk(min(entries, len(slopes))).values, entries)
+
+    @torch.no_grad()
+    def descend(self, *, lr: float, l1: float = 0.0) -> None:
+        slope = torch.where(self.flipped, self.among.slope, -self.among.slope)
+        if l1:
+            slope.add_(l1)
+        soft = torch.sigmoid(self.among.values).to(slope.dtype)
+        self.among.values.sub_(torch.ops.aten.sigmoid_backward(slope, soft), alpha=lr)
+
+    def rounded(self) -> Region:
+        return self.among.region(torch.where(self.flipped, self.among.values < 0, self.among.values > 0))
+
+    def ranking(self, *, most: int) -> Ranking:
+        gamma = self.gamma()
+        growth = gamma - torch.sigmoid(torch.full_like(gamma, START))
+        kept = torch.where(gamma > 0.5, 2.0 + gamma, gamma - 1.0)
+        growths = self.among.by_name(torch.where(self.flipped, kept, growth))
+        scores = partial(self.among.scores, values=growths)
+        return Ranking(self.problem.scope, scores, self.problem.movement, most=most)
+
+
 def learn(
     problem: Problem,
     start: Region,
@@ -221,6 +310,7 @@ def learn(
     l1: float = 0.0,
     init: Init = "constant",
     seed: int = 0,
+    candidates: float | None = None,
     score: Callable[[], float] | None = None,
     look_every: int = 4,
     patience: int | None = None,
@@ -229,6 +319,7 @@ def learn(
     on_step: Callable[[int, int, Mapping[str, float]], None] | None = None,
 ) -> Learned:
     """Learn a region from γ_base = `start`. `lr` "auto" is found for a region of `entries`; P1's own is 1e7.
+    `candidates` is the share of the scope that is searched, all of it by default.
 
     Steps are compared on the *rounded* region by `score` (the model as it stands on training and validation rows, as the
     authors do), every `look_every` steps and at the end; without `score` the last step counts. `patience` stops after so
@@ -241,20 +332,24 @@ def learn(
         raise InputError(f"the strength of the mask's L1 term must be a number of at least 0, found {l1}")
     if patience is not None and score is None:
         raise InputError("patience counts looks at a score, and there is none: give score=, or leave out patience")
-    with problem.borrowed():
-        soft = SoftMask(problem, start, init=init, seed=seed)
+    if candidates is not None:
+        check_candidates(candidates)
+        soft: SoftMask | CandidateMask = CandidateMask(problem, start, candidates, init=init)
+    else:
+        soft = SoftMask(problem.resident(), start, init=init, seed=seed)
+    with soft.borrowed():
         progress = (Progress.load(snapshot, soft.s, problem.scope) if snapshot else None) or Progress()
         saved = time.monotonic()
         while progress.step < steps and not progress.is_stale(patience):
             soft.blend()
-            progress.losses.append(problem.backward(progress.step))
+            progress.losses.append(soft.backward(progress.step))
             if progress.lr is None:
                 size = entries or max(1, round(P1_DENSITY * problem.scope.size))
                 progress.lr = soft.rate(size) if isinstance(lr, str) else lr
             soft.descend(lr=progress.lr, l1=l1)
             if score is not None and (progress.step % look_every == 0 or progress.step == steps):
                 region = soft.rounded()
-                problem.put_on(region)
+                soft.put_on(region)
                 progress.look(region, score())
             if snapshot and problem.processes.is_main and time.monotonic() - saved >= snapshot_seconds:
                 progress.save(snapshot, soft.s)

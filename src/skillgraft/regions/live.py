@@ -25,6 +25,7 @@ from skillgraft.folders.checkpoint import Checkpoint, MemoryTensors, Tensors, co
 from skillgraft.live.grafted import as_numpy, fingerprint_of, grafted, parameter_names, saved_names
 from skillgraft.opening.processes import Processes
 from skillgraft.opening.runtime import Runtime
+from skillgraft.predictions.predict import evaluating
 from skillgraft.regions.methods import STEP_ROWS
 from skillgraft.regions.problem import Loss, Problem, Step, holding_all, starting_region
 from skillgraft.regions.search import Searching, SearchPlan, Snapshots
@@ -158,6 +159,7 @@ Score = Callable[[nn.Module], float]
 OF_FOLDERS: Mapping[str, str] = {
     "batch_size": "give batches of the size you want",
     "labels": "give batches with the labels you want",
+    "control_strength": "add what should stay to your own loss",
     "densities": "call localize_live for each budget",
     "curve": "call localize_live for each budget",
     "device": "move the model",
@@ -212,7 +214,7 @@ def localize_live(
         searching = Searching(problem, plan, _LiveScorer(pair, score), snapshots, runtime, compares=score is not None)
         outcome = searching.best(start)
     if processes.is_main:
-        snapshots.delete(plan.scales)
+        snapshots.delete(outcome.scales(plan))
     recipe = {name: value for name, value in plan.plain.items() if name not in OF_FOLDERS}
     recipe |= {**facts, "scale": outcome.scale, **({"search": outcome.found.facts} if outcome.found.facts else {})}
     return (outcome.scale * pair.cut(outcome.region)).with_info(
@@ -234,9 +236,9 @@ def _check_here(asked: Mapping[str, Any]) -> None:
 def _check_score(plan: SearchPlan, score: Score | None) -> None:
     if score is not None:
         return
-    if plan.keep is not None:
+    if plan.keeps:
         raise InputError("a share to keep is a share of a score: give score=, a function of the model")
-    if len(plan.scales) > 1:
+    if isinstance(plan.scale, str):
         raise InputError(f"scale={plan.scale!r} compares scores: give score=, a function of the model, or a number")
 
 
@@ -253,8 +255,15 @@ class _LiveScorer:
         return float(self.given(self.pair.model))
 
     def score(self, problem: Problem, region: Region) -> float:
-        with problem.borrowed():
-            problem.put_on(region)
+        with problem.holding(region):
+            return self.score_now()
+
+    def trial(self, problem: Problem, region: Region) -> dict[str, float]:
+        found = self.score(problem, region)
+        return {"merit": found, "score": found}
+
+    def base_score(self) -> float:
+        with evaluating(self.pair.model):
             return self.score_now()
 
     def tuned_score(self) -> float:

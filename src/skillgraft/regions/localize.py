@@ -9,17 +9,20 @@ rows are `evaluate`'s alone. Several processes share the rows of each step; with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from skillgraft.errors import InputError
 from skillgraft.files import atomic
 from skillgraft.files.graft_file import save
 from skillgraft.opening.runtime import Runtime
 from skillgraft.regions.search import NESTED, PAPER, Outcome, Searching, SearchPlan, Snapshots
 from skillgraft.regions.tuned_pair import TunedPair, open_pair
 from skillgraft.tasks.data import Data, TaskLike, as_task
+from skillgraft.tasks.plain_text import as_rows
+from skillgraft.tasks.task import Task
 from skillgraft.values.graft import Graft
 
 Point = Mapping[str, Any]
@@ -29,17 +32,21 @@ Point = Mapping[str, Any]
 class Localization:
     """What was found: the graft (with its scores in the provenance), and the scores of every density asked for.
 
-    `nested` has the grafts of a nested curve, by density: each is a part of the next larger one.
+    `nested` has the grafts of a nested curve, by density: each is a part of the next larger one. `trials` has every scale and
+    control strength that was tried, with what they were compared by. `way` is there where tuned's answers were all there was to
+    learn: the mean KL from tuned's distribution to base's and to the graft's, and which share of it is gone.
     """
 
     graft: Graft
     curve: tuple[Point, ...] = ()
     nested: Mapping[float, Graft] = field(default_factory=dict)
+    trials: tuple[Point, ...] = ()
+    way: Point = field(default_factory=dict)
 
     @property
     def scores(self) -> Mapping[str, Any]:
-        """Base, tuned and graft on the validation rows."""
-        found: Mapping[str, Any] = self.graft.info["scores"]["validation"]
+        """Base, tuned and graft on the validation rows; empty where there were no labels."""
+        found: Mapping[str, Any] = self.graft.info.get("scores", {}).get("validation", {})
         return found
 
 
@@ -47,7 +54,9 @@ def localize(
     base: str | Path,
     tuned: str | Path,
     *,
-    task: TaskLike,
+    task: TaskLike | None = None,
+    match: TaskLike | None = None,
+    controls: Sequence[TaskLike] = (),
     data: Data = Data(),
     out: str | Path | None = None,
     convert: bool = False,
@@ -56,30 +65,103 @@ def localize(
 ) -> Localization:
     """Localize one task's skill. `asked` are fields of `SearchPlan` and options of its method: density=1e-4, steps=40 …
 
-    With `out` the graft is saved there; killed and called again with the same arguments, a learned region's search goes on
-    where it was. `convert` rounds a tuned model of another number format to the base's.
+    Instead of a task, `match` names any rows on which tuned's own distribution is learned: a task, or a file of plain text.
+    `controls` are tasks and texts on which the model should go on answering as base does. With `out` the graft is saved there;
+    killed and called again with the same arguments, a learned region's search goes on where it was. `convert` rounds a tuned
+    model of another number format to the base's.
     """
     plan = SearchPlan.of(**asked).seeded(data.seed)
     if out is not None:
         atomic.check_target(Path(out))
-    name = as_task(task).name
-    with open_pair(base, tuned, [task], plan=plan, data=data, convert=convert, runtime=runtime) as pair:
+    of, others = _rows_of(task, match, plan), [as_rows(each) for each in controls]
+    unlabelled = {of.name} if match is not None else set()
+    more: dict[str, Any] = {
+        "controls": others,
+        "unlabelled": unlabelled,
+        "data": data,
+        "convert": convert,
+        "runtime": runtime,
+    }
+    with open_pair(base, tuned, [of], plan=plan, **more) as pair:
         file = None if out is None else Path(out).with_name(f".{Path(out).name}.resume")
         snapshots = Snapshots(file, lambda: pair.identity)
-        searching = Searching(pair.problem, plan, pair, snapshots, runtime)
-        outcome = searching.best(pair.start(plan.start))
-        scores = pair.scores(name, outcome.region, outcome.problem)
-        points = _curve(searching, pair, outcome, name)
-        nested = _nested(searching, pair, outcome, name)
-        recipe = {**plan.plain, "scale": outcome.scale, **asdict(data)}
+        searching, outcome = _searched(pair, plan, snapshots, runtime)
+        scores = {} if unlabelled else pair.scores(of.name, outcome.region, outcome.problem)
+        way = _way(pair, of.name, outcome) if unlabelled else {}
+        points = _curve(searching, pair, outcome, of.name)
+        nested = _nested(searching, pair, outcome, of.name)
+        recipe = {**searching.plan.plain, "scale": outcome.scale, **asdict(data), "controls": list(pair.controls)}
         recipe |= {"search": outcome.found.facts} if outcome.found.facts else {}
-        graft = (outcome.scale * pair.cut(outcome.region, name)).with_info(
-            method=plan.method, recipe=recipe, scores={"validation": scores}, command=runtime.command or None
-        )
+        recipe |= {"trials": list(outcome.trials)} if outcome.trials else {}
+        recipe |= {"match": way} if way else {}
+        graft = (outcome.scale * pair.cut(outcome.region, of.name)).with_info(
+            method=plan.method, recipe=recipe, scores={"validation": scores} if scores else None,
+            command=runtime.command or None,
+        )  # fmt: skip
         if out is not None and pair.opened.processes.is_main:
             save(graft, Path(out))
-            snapshots.delete(plan.scales)
-    return Localization(graft, points, nested)
+            snapshots.delete(outcome.scales(plan))
+    return Localization(graft, points, nested, outcome.trials, way)
+
+
+def _rows_of(task: TaskLike | None, match: TaskLike | None, plan: SearchPlan) -> Task:
+    """The rows that are learned from, whichever of both was given."""
+    if (task is None) == (match is None):
+        raise InputError("give a task, or with match= rows on which tuned's own answers are learned; one of them")
+    if match is None:
+        assert task is not None
+        return as_task(task)
+    if plan.keep is not None or plan.densities:
+        raise InputError("without labels there is no score: ask for keep_gain instead of keep, and for no curve")
+    return as_rows(match)
+
+
+def _searched(pair: TunedPair, plan: SearchPlan, snapshots: Snapshots, runtime: Runtime) -> tuple[Searching, Outcome]:
+    """The search, at one strength of the controls or at the best of several; the scale is settled at the first."""
+    start = pair.start(plan.start)
+
+    def at(strength: float, wanted: SearchPlan) -> tuple[Searching, Outcome]:
+        own = pair.weighing_controls(strength)
+        searching = Searching(own.problem, replace(wanted, control_strength=strength), own, snapshots, runtime)
+        return searching, searching.best(start)
+
+    if not pair.controls:
+        searching = Searching(pair.problem, plan, pair, snapshots, runtime)
+        return searching, searching.best(start)
+    if not isinstance(plan.control_strength, str):
+        return at(plan.control_strength, plan)
+    tried: dict[float, tuple[Searching, Outcome, Point]] = {}
+
+    def merit(strength: float) -> float:
+        settled = replace(plan, scale=next(iter(tried.values()))[1].scale) if tried else plan
+        searching, outcome = at(strength, settled)
+        facts = pair.trial(outcome.problem, outcome.region)
+        tried[strength] = searching, outcome, {"strength": strength, "entries": len(outcome.region), **facts}
+        return facts["merit"]
+
+    best = climbed(merit, first=1.0, factor=4.0, least=1 / 64, most=1024.0)
+    searching, outcome, _ = tried[best]
+    first = next(iter(tried.values()))[1]
+    return searching, replace(outcome, trials=(*first.trials, *(facts for _, _, facts in tried.values())))
+
+
+def climbed(merit: Callable[[float], float], *, first: float, factor: float, least: float, most: float) -> float:
+    """The number of the highest merit on the way up from `first` by `factor`, or down where the first step up is worse."""
+    best, highest = first, merit(first)
+    for step in (factor, 1 / factor):
+        at = first * step
+        while least <= at <= most and (found := merit(at)) > highest:
+            best, highest, at = at, found, at * step
+        if best != first:
+            break
+    return best
+
+
+def _way(pair: TunedPair, task: str, outcome: Outcome) -> Point:
+    """How far base and graft are from tuned's distribution."""
+    base, left = pair.distances(task)[0], -pair.score(outcome.problem, outcome.region)
+    share = 1 - left / base if base > 0 else None
+    return {"rows": len(pair.scored(task)), "base": base, "graft": left, "share": share}
 
 
 def _nested(searching: Searching, pair: TunedPair, outcome: Outcome, task: str) -> dict[float, Graft]:

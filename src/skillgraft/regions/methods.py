@@ -26,11 +26,15 @@ from skillgraft.values.region import Region
 
 @dataclass(frozen=True)
 class MethodResult:
-    """A ranking of all entries, the method's own region where it has one, and what there is to tell about the search."""
+    """A ranking of all entries, the method's own region where it has one, and what there is to tell about the search.
+
+    `wider` makes the ranking for a larger budget without another search, where a method can.
+    """
 
     ranking: Ranking
     region: Region | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    wider: Callable[[int], Ranking] | None = None
 
 
 # (problem, start, *, most, **options) -> MethodResult. `most` is the largest budget that will be asked for; `start` is γ_base,
@@ -45,7 +49,8 @@ def learned(problem: Problem, start: Region, *, most: int, **options: Any) -> Me
     losses = _thinned([(step, _rounded(loss)) for step, loss in enumerate(result.losses, start=1)])
     looks = _thinned([(step, entries, _rounded(score)) for step, entries, score in result.looks])
     facts = {"losses": losses, "looks": looks, "lr": _rounded(result.lr)}
-    return MethodResult(result.soft.ranking(most=most), result.region, facts)
+    soft = result.soft
+    return MethodResult(soft.ranking(most=most), result.region, facts, lambda wide: soft.ranking(most=wide))
 
 
 def _rounded(number: float) -> float:
@@ -93,7 +98,11 @@ def attribution(problem: Problem, _start: Region, *, most: int, points: int = 8)
                 if gradient is not None:
                     gain.addcmul_(gradient.to(gain.dtype), problem.delta(name), value=-1.0 / points)
     scores = {name: as_numpy(gain) for name, gain in gained.items()}
-    return MethodResult(Ranking(problem.scope, scores, problem.movement, most=most))
+
+    def ranking(entries: int) -> Ranking:
+        return Ranking(problem.scope, scores, problem.movement, most=entries)
+
+    return MethodResult(ranking(most), wider=ranking)
 
 
 def _go(problem: Problem, share: float) -> None:
@@ -106,6 +115,7 @@ def _go(problem: Problem, share: float) -> None:
 
 STEP_ROWS: Mapping[str, int] = MappingProxyType({"budgeted": ROWS})  # the rows of a step where a method likes few
 BALANCED = frozenset({"budgeted"})  # the methods whose steps have as many rows of each class
+ONE_BUDGET = frozenset({"budgeted"})  # the methods whose search serves one budget alone
 SEEDED = frozenset({"learned", "random"})  # the methods that draw something
 # A plain table: a method of one's own is one more row, added from anywhere.
 METHODS: dict[str, Method] = {
@@ -127,7 +137,9 @@ def method(name: str, options: Iterable[str] = ()) -> Method:
         raise InputError(f"unknown method {name!r}; {did_you_mean(name, METHODS)}")
     taken = inspect.signature(_HANDED_ON.get(name, METHODS[name])).parameters.values()
     known = [
-        one.name for one in taken if one.kind is one.KEYWORD_ONLY and one.name not in ("most", "budget", "entries")
+        one.name
+        for one in taken
+        if one.kind is one.KEYWORD_ONLY and one.name not in ("most", "budget", "entries", "on_step")
     ]
     for option in options:
         if option not in known:

@@ -1,16 +1,17 @@
 """What every method that chooses a region is given: a model, tuned's numbers for it, and a loss on batches.
 
-The model holds the base's numbers. They are never written to: while it is borrowed its parameters have numbers of their own,
-and afterwards they have the old ones back, whatever happened in between. Base's and tuned's numbers stay where they are, in
-mapped files if they were loaded from such: tuned − base is computed tensor by tensor, whenever it is needed.
+The model holds the base's numbers. While it is borrowed its parameters have numbers of their own, and where only some entries
+change (`among`, `holding`) these are kept and copied back: afterwards it has the old ones, whatever happened in between. Base's
+and tuned's numbers stay where they are, in mapped files if they were loaded from such: tuned − base is computed tensor by tensor,
+whenever it is needed.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -82,8 +83,12 @@ class Problem:
             raise InputError(f"tuned is not of this model: {listed(missing)} are missing there or have another shape")
         inside = {name: held[name] for name in chosen.shapes}
         before = {name: slot.data.detach().view(-1) for name, slot in inside.items()}
-        after = {name: held_numbers(tuned, name).to(numbers.device) for name, numbers in before.items()}
+        after = _Numbers(tuned, {name: numbers.device for name, numbers in before.items()})
         return cls(model, chosen, inside, before, after, steps, loss, reference, processes=processes)
+
+    def resident(self) -> Problem:
+        """The same with tuned's numbers on the model's device, for who needs all of them at every step."""
+        return replace(self, after=dict(self.after))
 
     def scaled(self, factor: float) -> Problem:
         """The same with a multiple of tuned's change."""
@@ -93,6 +98,10 @@ class Problem:
     def parameters(self) -> list[Tensor]:
         """The model's own parameters that hold the scope, each once: a fused one holds several of the scope's tensors."""
         return list({id(slot.tensor): slot.tensor for slot in self.slots.values()}.values())
+
+    def size(self, name: str) -> int:
+        """How many entries a tensor has."""
+        return len(self.before[name])
 
     def numbers(self, name: str, low: int = 0, high: int | None = None) -> tuple[Tensor, Tensor]:
         """Entries [low, high) of the reference and of the change, in float32 or wider."""
@@ -141,34 +150,78 @@ class Problem:
     @contextmanager
     def borrowed(self) -> Iterator[None]:
         """The model in eval mode, with gradients for the scope alone and numbers there that may be written to."""
-        wanted = {p: p.requires_grad for p in self.model.parameters()}
-        kept = [(parameter, parameter.data, parameter.grad) for parameter in self.parameters]
-        for each in wanted:
-            each.requires_grad_(False)
-        for parameter, numbers, _ in kept:
+        kept = [(parameter, parameter.data) for parameter in self.parameters]
+        for parameter, numbers in kept:
             parameter.data = numbers.clone()
+        try:
+            with self.asked(self.parameters):
+                yield
+        finally:
+            for parameter, numbers in kept:
+                parameter.data = numbers
+
+    @contextmanager
+    def asked(self, wanted: Sequence[Tensor]) -> Iterator[None]:
+        """The model in eval mode with gradients for these parameters alone; what it had of gradients comes back."""
+        switches = {p: p.requires_grad for p in self.model.parameters()}
+        kept = [(parameter, parameter.grad) for parameter in self.parameters]
+        for each in switches:
+            each.requires_grad_(False)
+        for parameter, _ in kept:
             parameter.grad = None
+        for parameter in wanted:
             parameter.requires_grad_(True)
         try:
             with evaluating(self.model):
                 yield
         finally:
-            for parameter, numbers, gradient in kept:
-                parameter.data = numbers
+            for parameter, gradient in kept:
                 parameter.grad = gradient
-            for each, grad in wanted.items():
+            for each, grad in switches.items():
                 each.requires_grad_(grad)
+
+    @contextmanager
+    def among(self, names: Iterable[str]) -> Iterator[Touched]:
+        """The model in eval mode at the reference, with gradients for these tensors; what is written over is kept.
+
+        Of the model nothing is copied, but where the reference is zero.
+        """
+        wanted = list({id(self.slots[name].tensor): self.slots[name].tensor for name in names}.values())
+        with self.borrowed() if self.reference == "zero" else nullcontext():
+            if self.reference == "zero":
+                self.put_on(Region(self.scope, {}))
+            touched = Touched(self)
+            with self.asked(wanted):
+                try:
+                    yield touched
+                finally:
+                    touched.take_off()
+
+    @contextmanager
+    def holding(self, region: Region) -> Iterator[None]:
+        """The model in eval mode as the region's graft makes it."""
+        with self.among(()) as touched:
+            touched.put_on({name: self.indices(name, at) for name, at in region.sites.items()})
+            yield
 
     def backward(self, step: int) -> float:
         """Gradients of a step's loss at the model's present numbers; returns that loss."""
         for parameter in self.parameters:
             parameter.grad = None
+        return self.summed(self.parameters, self.run(step), step)
+
+    def run(self, step: int) -> float:
+        """This process's batches of a step, forward and backward; returns its part of the loss."""
         total = 0.0
         for batch, share in self.steps(step):
             loss = _checked(self.loss(self.model, batch)) * share
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
-        total = self.processes.sum_gradients(self.parameters, total)
+        return total
+
+    def summed(self, tensors: Sequence[Tensor], loss: float, step: int) -> float:
+        """The loss of all processes; the gradients of these tensors are added up over them."""
+        total = self.processes.sum_gradients(tensors, loss)
         if not math.isfinite(total):
             raise RunError(
                 f"the loss is {total} at step {step + 1}; at the first step look for such numbers in base, tuned and batches, "
@@ -195,6 +248,67 @@ class Problem:
             if name in region.sites:
                 at = self.indices(name, region.sites[name])
                 flat[at] = self.grafted_at(name, at).to(flat.dtype)
+
+
+class Touched:
+    """Entries of a problem's model that hold other numbers than the reference's, with what stood there before."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.kept: dict[str, tuple[Tensor, Tensor]] = {}
+
+    @torch.no_grad()
+    def put_on(self, sites: Mapping[str, Tensor]) -> None:
+        """A graft's numbers at these entries, the reference's at all others."""
+        self.take_off()
+        for name, at in sites.items():
+            flat = self._flat(name)
+            self.kept[name] = at, flat[at]
+            flat[at] = self.problem.grafted_at(name, at).to(flat.dtype)
+
+    @torch.no_grad()
+    def reference(self, name: str, at: Tensor) -> Tensor:
+        """The reference's numbers at some entries of a tensor, which are kept from now on: `write` writes there."""
+        earlier, numbers = self.kept.get(name, (None, None))
+        if earlier is not at:
+            flat = self._flat(name)
+            if earlier is not None and numbers is not None:
+                flat[earlier] = numbers
+            self.kept[name] = at, flat[at]
+        return self.kept[name][1]
+
+    @torch.no_grad()
+    def write(self, name: str, numbers: Tensor) -> None:
+        """Other numbers at the entries whose reference is kept."""
+        flat = self._flat(name)
+        flat[self.kept[name][0]] = numbers.to(flat.dtype)
+
+    @torch.no_grad()
+    def take_off(self) -> None:
+        """The reference's numbers everywhere."""
+        for name, (at, numbers) in self.kept.items():
+            self._flat(name)[at] = numbers
+        self.kept.clear()
+
+    def _flat(self, name: str) -> Tensor:
+        return self.problem.slots[name].data.view(-1)
+
+
+class _Numbers(Mapping[str, Tensor]):
+    """Tuned's numbers of some tensors, flat: mapped where they lie, brought to a device when they are asked for."""
+
+    def __init__(self, tuned: Tensors, devices: Mapping[str, torch.device]) -> None:
+        self._held = {name: held_numbers(tuned, name) for name in devices}
+        self._devices = devices
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._held[name].to(self._devices[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
 
 
 @contextmanager

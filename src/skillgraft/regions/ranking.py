@@ -100,10 +100,10 @@ def _joined(parts: list[Any]) -> Any:
 
 def _topmost(score: Array, movement: Array, count: int) -> npt.NDArray[np.bool_]:
     """Which `count` to keep: the highest scores; of equal ones the largest movements; of equal ones the first."""
-    kept, tied = _above_and_tied(score, count)
+    kept, tied = above_and_tied(score, count)
     left = count - int(kept.sum())
     if left < len(tied):
-        larger, same = _above_and_tied(movement[tied], left)
+        larger, same = above_and_tied(movement[tied], left)
         kept[tied[larger]] = True
         kept[tied[same[: left - int(larger.sum())]]] = True
     else:
@@ -111,7 +111,7 @@ def _topmost(score: Array, movement: Array, count: int) -> npt.NDArray[np.bool_]
     return kept
 
 
-def _above_and_tied(numbers: Array, count: int) -> tuple[npt.NDArray[np.bool_], Indices]:
+def above_and_tied(numbers: Array, count: int) -> tuple[npt.NDArray[np.bool_], Indices]:
     """Which numbers are above the count-th largest, and where those are that equal it."""
     edge = np.partition(numbers, len(numbers) - count)[len(numbers) - count]
     return numbers > edge, np.flatnonzero(numbers == edge)

@@ -1,8 +1,10 @@
 """How a region is searched, whatever the model: `SearchPlan` says what is wanted, `search` runs the method.
 
-A budget is a density, a number of entries, or a share of tuned's score to keep; without one the method itself says how many
-(γ > ½). A `scale` above 1 searches, and cuts, a multiple of tuned's change: a region of a ten-thousandth keeps the direction of
-a skill, but most of the distance that tuned went is outside it. Scale 1 is P1's graft.
+A budget is a density, a number of entries, or a share of tuned's score (`keep`) or of its gain over base (`keep_gain`); without
+one the method itself says how many (γ > ½). For a share the smallest graft is looked for: a method whose search serves one
+budget (budgeted) is searched again at each that is tried, up to the whole scope. A `scale` above 1 searches, and cuts, a
+multiple of tuned's change: a small region keeps the direction of a skill, but most of the distance that tuned went is outside
+it. Scale 1 is P1's graft; "auto" tries 1 to 16, and beyond while it helps, each with a search of its own.
 """
 
 from __future__ import annotations
@@ -13,18 +15,20 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
-from skillgraft.errors import InputError, did_you_mean
+from skillgraft.errors import InputError, did_you_mean, listed
 from skillgraft.folders.movement import check_budget, count_of
 from skillgraft.opening.runtime import MixedPrecision, Runtime
-from skillgraft.regions.methods import BALANCED, METHODS, SEEDED, STEP_ROWS, MethodResult, method
+from skillgraft.regions.methods import BALANCED, METHODS, ONE_BUDGET, SEEDED, STEP_ROWS, MethodResult, method
 from skillgraft.regions.problem import Problem, Reference, Start
 from skillgraft.training.snapshot import Snapshot
 from skillgraft.values.region import Region, Scope
 
 AUTO = "auto"
-SCALES = (1.0, 2.0, 4.0, 8.0)  # that "auto" tries
-LARGEST = 0.1  # of the scope: beyond that a region is not small, and a search for the smallest gives up
+SCALES = (1.0, 2.0, 4.0, 8.0, 16.0)  # that "auto" tries; then it doubles while the largest is the best
+LARGEST_SCALE = 1024.0
+FIRST = 1e-4  # of the scope: where the search for the smallest graft begins
 P1_ROWS = 1024  # of one step
+BUDGETS = ("density", "entries", "keep", "keep_gain")
 NESTED, PAPER = "nested", "paper"
 # What each curve over densities is, in words for whoever reads a table.
 CURVES: Mapping[str, str] = {
@@ -37,25 +41,30 @@ CURVES: Mapping[str, str] = {
 class SearchPlan:
     """What to search for: the method with its own `options`, how many entries, where, from which labels.
 
-    `density` is a share of the scope, `entries` a count, `keep` the share of tuned's score that the fewest entries must keep.
-    `start` is γ_base: a density, "empty", a region or its file. `labels` "tuned" learns from tuned's own predictions (P1 D.4).
-    `densities` are points of a `curve`. `batch_size` is the rows of one step. `mixed_precision` "bf16" takes gradients with
-    matrix products in bfloat16; scores are measured in the model's own format.
+    `density` is a share of the scope, `entries` a count; `keep` is the share of tuned's score, `keep_gain` that of its gain over
+    base, which the fewest entries must keep. `start` is γ_base: a density, "empty", a region or its file. `labels` "tuned"
+    learns tuned's own answers instead, as KL to their whole distribution (P1 D.4). `control_strength` weighs the KL to base's
+    answers on control rows; "auto" searches it. `densities` are points of a `curve`. `batch_size` is the rows of one step.
+    `mixed_precision` "bf16" takes gradients with matrix products in bfloat16; scores are measured in the model's own format.
+    `checkpoint_activations` computes them again instead of keeping them.
     """
 
     method: str = "learned"
     density: float | None = None
     entries: int | None = None
     keep: float | None = None
+    keep_gain: float | None = None
     scope: str = "layers"
     start: Start = 1e-5
     reference: Reference = "base"
     scale: float | str = 1.0
     labels: str = "true"
+    control_strength: float | str = AUTO
     batch_size: int | None = None
     densities: tuple[float, ...] = ()
     curve: str = NESTED
     mixed_precision: MixedPrecision = "no"
+    checkpoint_activations: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -63,10 +72,19 @@ class SearchPlan:
         check_budget(self.density, self.entries)
         if isinstance(self.start, int | float):
             check_budget(self.start, None)
-        if self.keep is not None and (self.density is not None or self.entries is not None):
-            raise InputError("give a density, a number of entries or a share to keep, one of them")
-        if self.keep is not None and not 0 < self.keep <= 1:
-            raise InputError(f"a share to keep lies between 0 and 1, found {self.keep}")
+        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(budgets) > 1:
+            raise InputError(
+                f"give a density, a number of entries, or a share to keep of the score or of the gain, one of them; "
+                f"found {listed(budgets)}"
+            )
+        for name in ("keep", "keep_gain"):
+            share = getattr(self, name)
+            if share is not None and not 0 < share <= 1:
+                raise InputError(f"a share to keep lies between 0 and 1, found {share}")
+        strength = self.control_strength
+        if strength != AUTO and (isinstance(strength, str) or not 0 <= strength < math.inf):
+            raise InputError(f"control_strength is a number of at least 0, or {AUTO!r}; found {strength!r}")
         if self.scale != AUTO and (isinstance(self.scale, str) or not 0 < self.scale < math.inf):
             raise InputError(f"scale is a number above 0, or {AUTO!r}; found {self.scale!r}")
         if self.scale != 1.0 and self.reference != "base":
@@ -108,13 +126,18 @@ class SearchPlan:
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """The scales to try."""
+        """The scales to try at least."""
         return SCALES if isinstance(self.scale, str) else (float(self.scale),)
 
     @property
     def is_own(self) -> bool:
         """Whether the method itself says how many entries: γ > ½ of its best step."""
-        return self.density is None and self.entries is None and self.keep is None
+        return all(getattr(self, name) is None for name in BUDGETS)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the smallest graft that keeps a share is looked for."""
+        return self.keep is not None or self.keep_gain is not None
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -127,7 +150,7 @@ class SearchPlan:
     @property
     def decisive(self) -> dict[str, Any]:
         """What decides a search, besides its start and scale; how many entries are cut from its ranking does not."""
-        cut = ("density", "entries", "keep", "start", "scale")
+        cut = ("density", "entries", "keep", "keep_gain", "start", "scale")
         return {"method": self.method, **{key: value for key, value in self.plain.items() if key not in cut}}
 
     def count(self, scope: Scope) -> int | None:
@@ -139,7 +162,6 @@ class SearchPlan:
     def most(self, scope: Scope) -> int:
         """The largest budget that a ranking will be asked for."""
         asked = [self.count(scope) or 1]
-        asked += [_largest(scope)] if self.keep is not None else []
         asked += [count_of(scope, density=each) for each in self.densities if self.curve == NESTED]
         return max(asked)
 
@@ -149,13 +171,20 @@ class OutOfReach(InputError):
 
 
 class RegionScorer(Protocol):
-    """How regions are compared: by the score of the model as it stands, of a region at a scale, and of all of tuned."""
+    """How regions are compared: by the score of the model as it stands, of a region at a scale, of base and of all of tuned.
+
+    `trial` says what scales are compared by: a `merit`, and whatever is worth telling beside it.
+    """
 
     def score_now(self) -> float: ...
 
     def score(self, problem: Problem, region: Region) -> float: ...
 
+    def trial(self, problem: Problem, region: Region) -> dict[str, float]: ...
+
     def tuned_score(self) -> float: ...
+
+    def base_score(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -183,14 +212,25 @@ class Snapshots:
         return self.file.with_name(".".join(filter(None, (self.file.name, times, part))))
 
 
+Trial = Mapping[str, float]
+
+
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A finished search: the region, the scale that it was found at, the problem there, and the method's own result."""
+    """A finished search: the region, the scale that it was found at, the problem there, and the method's own result.
+
+    `trials` has what was measured of every scale that was tried, where several were.
+    """
 
     region: Region
     scale: float
     problem: Problem
     found: MethodResult
+    trials: tuple[Trial, ...] = ()
+
+    def scales(self, plan: SearchPlan) -> tuple[float, ...]:
+        """Every scale that may have been tried."""
+        return (*plan.scales, *(trial["scale"] for trial in self.trials if "scale" in trial))
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,31 +247,99 @@ class Searching:
     def best(self, start: Region) -> Outcome:
         """The best outcome over the plan's scales; of equals the first. One scale alone needs no score.
 
-        All are tried: searches at large scales are noisy, so that one may fail and the next one not. Where none keeps what it
-        should, the error is the first one's.
+        All are tried, and larger ones while the largest is the best: searches at large scales are noisy, so that one may fail and
+        the next one not. Where none keeps what it should, the error is the first one's.
         """
-        best: tuple[float, Outcome] | None = None
+        if not isinstance(self.plan.scale, str):
+            return self.at(float(self.plan.scale), start)
+        best: Outcome | None = None
+        trials: list[Trial] = []
         failures: list[OutOfReach] = []
-        for scale in self.plan.scales:
+        scale, largest = SCALES[0], SCALES[-1]
+        while scale <= largest:
             try:
-                tried = self.at(scale, start)
+                # A scale that needs more entries than another is not the best.
+                tried = self.at(scale, start, fewer_than=len(best.region) if best and self.plan.keeps else None)
             except OutOfReach as failure:
                 failures.append(failure.with_traceback(None))  # which would hold the attempt's tensors
-                continue
-            merit = self._merit(tried) if len(self.plan.scales) > 1 else 0.0
-            if best is None or merit > best[0]:
-                best = merit, tried
+            else:
+                facts = self.scorer.trial(tried.problem, tried.region)
+                trials.append({"scale": scale, "entries": len(tried.region), **facts})
+                if best is None or self.plan.keeps or facts["merit"] > max(one["merit"] for one in trials[:-1]):
+                    best = tried
+                if best is tried and scale == largest < LARGEST_SCALE:
+                    largest *= 2
+            scale *= 2
         if best is None:
             raise failures[0]
-        return best[1]
+        return replace(best, trials=tuple(trials))
 
-    def at(self, scale: float, start: Region, *, part: str = "") -> Outcome:
+    def at(self, scale: float, start: Region, *, part: str = "", fewer_than: int | None = None) -> Outcome:
         """One search at a scale; as a `part` of a curve the method says how many entries there are."""
         problem = self.problem.scaled(scale)
-        plan = self.plan if not part else replace(self.plan, density=None, entries=None, keep=None)
-        options = self._options(plan, scale, start, part)
-        found = METHODS[plan.method](problem, start, most=1 if part else plan.most(problem.scope), **options)
-        return Outcome(self._region(plan, problem, found), scale, problem, found)
+        plan = self.plan if not part else replace(self.plan, density=None, entries=None, keep=None, keep_gain=None)
+        if plan.keeps:
+            return self._smallest(problem, start, scale, fewer_than)
+        found = self._run(plan, problem, start, 1 if part else plan.most(problem.scope), part)
+        count = plan.count(problem.scope)
+        if count is not None:
+            return Outcome(found.ranking.top(count), scale, problem, found)
+        if found.region is None:
+            raise InputError(
+                f"the method {plan.method!r} ranks entries but does not say how many: give a density, entries or a share to keep"
+            )
+        return Outcome(found.region, scale, problem, found)
+
+    def _run(self, plan: SearchPlan, problem: Problem, start: Region, most: int, part: str = "") -> MethodResult:
+        options = self._options(plan, problem.scale, start, part)
+        return METHODS[plan.method](problem, start, most=most, **options)
+
+    def _smallest(self, problem: Problem, start: Region, scale: float, fewer_than: int | None) -> Outcome:
+        """The smallest graft that keeps what it should; each budget that is tried has the search that serves it."""
+        size = problem.scope.size
+        most = size if fewer_than is None else fewer_than - 1
+        target, plan = self._target(), self.plan
+        if most < 1:
+            raise OutOfReach("a graft of one entry cannot be made smaller")
+        first = min(most, max(1, round(FIRST * size)))
+        tried: dict[int, MethodResult] = {}
+
+        def result(entries: int) -> MethodResult:
+            if plan.method in ONE_BUDGET:
+                if entries not in tried:
+                    tried[entries] = self._run(plan, problem, start, entries)
+                return tried[entries]
+            if not tried or len(tried[0].ranking.order) < entries:
+                wide = min(size, max(4 * entries, 4 * first))
+                earlier = tried.get(0)
+                again = earlier.wider if earlier is not None else None
+                tried[0] = (
+                    replace(earlier, ranking=again(wide))
+                    if earlier is not None and again is not None
+                    else self._run(plan, problem, start, wide)
+                )
+            return tried[0]
+
+        def score(entries: int) -> float:
+            return self.scorer.score(problem, result(entries).ranking.top(entries))
+
+        precision = 0.1 if plan.method in ONE_BUDGET else 0.05
+        count = smallest_budget(score, target=target, most=most, first=first, precision=precision)
+        found = result(count)
+        return Outcome(found.ranking.top(count), scale, problem, found)
+
+    def _target(self) -> float:
+        """The score that must be reached."""
+        tuned = self.scorer.tuned_score()
+        if self.plan.keep is not None:
+            return self.plan.keep * tuned
+        assert self.plan.keep_gain is not None
+        base = self.scorer.base_score()
+        if not tuned > base:
+            raise InputError(
+                f"tuned scores {tuned:.4f} on these rows and base {base:.4f}: there is no gain to keep a share of"
+            )
+        return base + self.plan.keep_gain * (tuned - base)
 
     def point(self, outcome: Outcome, density: float, start: Callable[[float], Region]) -> Region:
         """The region of one density of the plan's curve: a prefix of the outcome's ranking, or P1's own search (fig. 2).
@@ -244,6 +352,8 @@ class Searching:
 
     def _options(self, plan: SearchPlan, scale: float, start: Region, part: str) -> dict[str, Any]:
         """The method's settings. Steps of a learned region are compared only where that decides something."""
+        if plan.method == "budgeted":
+            return {"on_step": self.runtime.progress, **plan.options}
         if plan.method != "learned":
             return dict(plan.options)
         compare = self.compares and (plan.is_own or bool(plan.options.get("patience")))
@@ -256,50 +366,46 @@ class Searching:
             **plan.options,
         }
 
-    def _region(self, plan: SearchPlan, problem: Problem, found: MethodResult) -> Region:
-        count = plan.count(problem.scope)
-        if plan.keep is not None:
-            count = smallest_budget(
-                lambda entries: self.scorer.score(problem, found.ranking.top(entries)),
-                target=plan.keep * self.scorer.tuned_score(),
-                most=_largest(problem.scope),
-            )
-        if count is not None:
-            return found.ranking.top(count)
-        if found.region is None:
-            raise InputError(
-                f"the method {plan.method!r} ranks entries but does not say how many: give a density, entries or a share to keep"
-            )
-        return found.region
 
-    def _merit(self, tried: Outcome) -> float:
-        """By what outcomes are compared: the fewest entries where a share is to be kept, else the score."""
-        return (
-            -float(len(tried.region)) if self.plan.keep is not None else self.scorer.score(tried.problem, tried.region)
-        )
-
-
-def smallest_budget(score: Callable[[int], float], *, target: float, most: int, precision: float = 0.05) -> int:
+def smallest_budget(
+    score: Callable[[int], float], *, target: float, most: int, first: int = 1, precision: float = 0.05
+) -> int:
     """The smallest budget up to `most` whose score reaches `target`, to within `precision` of its size.
 
-    Scores rise with the budget but for noise: budgets are doubled until one reaches the target, then the last interval is
-    halved. An error says what the largest budget reached.
+    Scores rise with the budget but for noise: from `first` on budgets are quadrupled until one reaches the target, or quartered
+    until one does not; then the interval between is halved. An error says what the largest budget reached.
     """
-    low, high = 0, 1
-    while score(high) < target:
-        if high == most:
-            raise OutOfReach(
-                f"even {most:,} entries reach only {score(most):.4f} of the {target:.4f} asked for; keep less, or widen the scope"
-            )
-        low, high = high, min(2 * high, most)
+    known: dict[int, float] = {}
+
+    def reaches(entries: int) -> bool:
+        known[entries] = score(entries)
+        return known[entries] >= target
+
+    high, low = first, 0
+    if reaches(first):
+        while high > 1:
+            lower = max(1, high // 4)
+            if not reaches(lower):
+                low = lower
+                break
+            high = lower
+    else:
+        low = first
+        while True:
+            if low == most:
+                raise OutOfReach(
+                    f"even {most:,} entries reach only {known[most]:.4f} of the {target:.4f} asked for; keep less, try a larger "
+                    "scale, or widen the scope"
+                )
+            high = min(4 * low, most)
+            if reaches(high):
+                break
+            low = high
     while high - low > max(1, int(precision * high)):
-        middle = (low + high) // 2
-        if score(middle) >= target:
+        middle = round(math.sqrt(max(low, 1) * high))
+        middle = min(max(middle, low + 1), high - 1)
+        if reaches(middle):
             high = middle
         else:
             low = middle
     return high
-
-
-def _largest(scope: Scope) -> int:
-    return max(1, int(LARGEST * scope.size))

@@ -8,25 +8,29 @@ The base's model carries tuned's heads while it is open. Data and folders are ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from skillgraft.errors import InputError
 from skillgraft.folders.checkpoint import Checkpoint, Tensors, content_digest, take
 from skillgraft.folders.extract import changed_outside, check_pair
 from skillgraft.measure.metrics import METRICS
 from skillgraft.measure.summary import summary
+from skillgraft.opening.activations import recomputed
 from skillgraft.opening.device import working_format
 from skillgraft.opening.runtime import Runtime
-from skillgraft.predictions.predictions import AnyPredictions, classes_of
+from skillgraft.predictions.completions import Completions
+from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.readouts.readout import Encoded
 from skillgraft.regions.problem import Problem, Start, holding_all, starting_region
 from skillgraft.regions.search import SearchPlan
+from skillgraft.regions.targets import Targets
 from skillgraft.task_model import TaskModel
 from skillgraft.tasks.data import Data, TaskLike
 from skillgraft.values.graft import Graft
@@ -42,7 +46,8 @@ class TunedPair:
 
     `heads` is the graft of tuned's heads alone, with its provenance. A search learns from the `train` rows and compares its
     steps on `compared`: training and validation rows, as P1's authors do. Scores are those of the validation rows, or of the
-    training rows where there are none.
+    training rows where there are none. `targets` says whose answers are learned; the rows of tasks in `unlabelled` have only
+    tuned's, and are scored by −KL to them. `controls` are tasks on which base's answers should stay.
     """
 
     opened: TaskModel
@@ -54,48 +59,130 @@ class TunedPair:
     compared: Rows
     problem: Problem
     tasks: tuple[str, ...]
+    targets: Targets
+    unlabelled: frozenset[str] = frozenset()
+    controls: tuple[str, ...] = ()
     _predictions: dict[tuple[str, str], AnyPredictions] = field(default_factory=dict)
+    _distances: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def of(self, tasks: Sequence[str]) -> TunedPair:
-        """The same about the sum of these tasks' losses and their mean score; no numbers are copied."""
-        train, plan = {task: self.train[task] for task in tasks}, self.plan
-        steps = self.opened.steps(train, batch_size=plan.step_rows, balanced=plan.balanced)
-        return replace(self, tasks=tuple(tasks), problem=replace(self.problem, steps=steps))
+        """The same about the sum of these tasks' losses (the controls' too) and their mean score; no numbers are copied."""
+        return replace(self, tasks=tuple(tasks))._learning(self.targets)
+
+    def weighing_controls(self, strength: float) -> TunedPair:
+        """The same with the KL to base's answers on controls times this strength."""
+        return self._learning(replace(self.targets, weights=dict.fromkeys(self.controls, strength)))
+
+    def _learning(self, targets: Targets) -> TunedPair:
+        train = {task: self.train[task] for task in (*self.tasks, *self.controls)}
+        steps = targets.steps(train, batch_size=self.plan.step_rows, balanced=self.plan.balanced)
+        return replace(self, targets=targets, problem=replace(self.problem, steps=steps, loss=targets.loss))
 
     def start(self, start: Start) -> Region:
         """γ_base: a density of the most moved entries, nothing ("empty"), a region, or its file."""
         return starting_region(start, self.base, self.tuned, self.problem.scope)
 
     def score_now(self) -> float:
-        """The mean score over tasks of the model as it stands, on the compared rows."""
-        found = [self.opened.answers(task, self.compared[task]) for task in self.tasks]
-        return float(np.mean([METRICS["merit"](each) for each in found]))
+        """The mean score over tasks of the model as it stands, on the compared rows; by tuned's answers if it learns these."""
+        learned = self.tasks if self.plan.labels == "tuned" else self.unlabelled
+        return float(np.mean([self._score_now(task, self.compared[task], learned) for task in self.tasks]))
+
+    def _score_now(self, task: str, rows: Sequence[Encoded], unlabelled: Collection[str]) -> float:
+        if task in unlabelled:
+            return -self.targets.distance(task, rows)
+        return METRICS["merit"](self.opened.answers(task, rows))
 
     def score(self, problem: Problem, region: Region) -> float:
         """The mean score over tasks with tuned's change in this region."""
-        return float(np.mean([METRICS["merit"](self.predict(task, region, problem)) for task in self.tasks]))
+        with problem.holding(region):
+            return float(np.mean([self._score_now(task, self.scored(task), self.unlabelled) for task in self.tasks]))
 
     def tuned_score(self) -> float:
-        return float(np.mean([METRICS["merit"](self.tuned_predictions(task)) for task in self.tasks]))
+        """All of tuned's, whatever the scope leaves out."""
+        return self._mean_score(self.tuned_predictions, 0.0)
+
+    def base_score(self) -> float:
+        """The base's."""
+        return self._mean_score(self.base_predictions, None)
+
+    def _mean_score(self, predictions: Callable[[str], AnyPredictions], distance: float | None) -> float:
+        found = []
+        for task in self.tasks:
+            far = self.distances(task)[0] if distance is None else distance
+            found.append(-far if task in self.unlabelled else METRICS["merit"](predictions(task)))
+        return float(np.mean(found))
+
+    def trial(self, problem: Problem, region: Region) -> dict[str, float]:
+        """What scales and strengths are compared by: the loss on the scored rows, and with controls the damage as well.
+
+        Without controls the merit is −loss. With them it is the share of tuned's improvement that is kept, less the share of
+        its damage (KL to base's answers on the controls) that is left.
+        """
+        with problem.holding(region):
+            found = [self._measured(task) for task in self.tasks]
+            facts = {
+                key: float(np.mean([each[key] for each in found]))
+                for key in found[0]
+                if all(key in each for each in found)
+            }
+            if not self.controls:
+                return {"merit": -facts["loss"], **facts}
+            left = sum(self.targets.distance(control, self.scored(control)) for control in self.controls)
+        facts["gain"] = (self.base_loss() - facts["loss"]) / self._improvement()
+        facts["damage"] = left / max(sum(self.distances(control)[1] for control in self.controls), 1e-12)
+        return {"merit": facts["gain"] - facts["damage"], **facts}
+
+    def _measured(self, task: str) -> dict[str, float]:
+        """The loss of the model as it stands on a task's scored rows; of labelled ones also score and calibration error."""
+        rows = self.scored(task)
+        if task in self.unlabelled:
+            return {"loss": self.targets.distance(task, rows)}
+        found = self.opened.answers(task, rows)
+        facts = {"loss": METRICS["nll"](found), "score": METRICS["score"](found)}
+        return facts if isinstance(found, Completions) else {**facts, "ece": METRICS["ece"](found)}
+
+    def base_loss(self) -> float:
+        """The mean loss of base over tasks: NLL, or KL to tuned's answers where there are no labels."""
+        return float(np.mean([self._loss(task, self.base_predictions, 0) for task in self.tasks]))
+
+    def _improvement(self) -> float:
+        tuned = float(np.mean([self._loss(task, self.tuned_predictions, 1) for task in self.tasks]))
+        gain = self.base_loss() - tuned
+        if not gain > 0:
+            raise InputError(
+                f"tuned's loss on the validation rows is {tuned:.3f} and base's {self.base_loss():.3f}: nothing improved that a "
+                "damage could be weighed against; give a control strength, or labels='tuned'"
+            )
+        return gain
+
+    def _loss(self, task: str, predictions: Callable[[str], AnyPredictions], model: int) -> float:
+        return self.distances(task)[model] if task in self.unlabelled else METRICS["nll"](predictions(task))
+
+    def distances(self, task: str) -> tuple[float, float]:
+        """How far base and tuned are from the task's teacher, as mean KL over its scored rows; asked once."""
+        if task not in self._distances:
+            rows = self.scored(task)
+            base = self.targets.distance(task, rows)
+            with holding_all(self.opened.model, self.tuned):
+                self._distances[task] = base, self.targets.distance(task, rows)
+        return self._distances[task]
 
     def predict(self, task: str, region: Region, problem: Problem | None = None) -> AnyPredictions:
         """What the reference answers with tuned's change in this region."""
-        asked = problem or self.problem
-        with asked.borrowed():
-            asked.put_on(region)
-            return self.opened.answers(task, self._scored(task))
+        with (problem or self.problem).holding(region):
+            return self.opened.answers(task, self.scored(task))
 
     def base_predictions(self, task: str) -> AnyPredictions:
         """What the base answers; asked once."""
         if ("base", task) not in self._predictions:
-            self._predictions["base", task] = self.opened.answers(task, self._scored(task))
+            self._predictions["base", task] = self.opened.answers(task, self.scored(task))
         return self._predictions["base", task]
 
     def tuned_predictions(self, task: str) -> AnyPredictions:
         """What all of tuned answers, whatever the scope leaves out; asked once."""
         if ("tuned", task) not in self._predictions:
             with holding_all(self.opened.model, self.tuned):
-                self._predictions["tuned", task] = self.opened.answers(task, self._scored(task))
+                self._predictions["tuned", task] = self.opened.answers(task, self.scored(task))
         return self._predictions["tuned", task]
 
     def summary(self, task: str, region: Region, problem: Problem | None = None) -> dict[str, Any]:
@@ -144,7 +231,8 @@ class TunedPair:
             "processes": self.opened.processes.count,
         }
 
-    def _scored(self, task: str) -> Sequence[Encoded]:
+    def scored(self, task: str) -> Sequence[Encoded]:
+        """The rows that scores are measured on."""
         return self.opened.rows.encoded(task, "validation") or self.opened.rows.encoded(task, "train")
 
 
@@ -155,39 +243,48 @@ def open_pair(
     tasks: Sequence[TaskLike],
     *,
     plan: SearchPlan,
+    controls: Sequence[TaskLike] = (),
+    unlabelled: Collection[str] = (),
     data: Data = Data(),
     convert: bool = False,
     runtime: Runtime = Runtime(),
 ) -> Iterator[TunedPair]:
-    """Open everything. float16 folders are searched in float32: gradients of a small loss vanish in float16."""
+    """Open everything. float16 folders are searched in float32: gradients of a small loss vanish in float16.
+
+    Of tasks in `unlabelled` only the rows count; plans with labels="tuned" learn tuned's answers on every task.
+    """
     source, numbers, heads = check_pair(base, tuned, convert=convert)
     plan.count(Scope.select(plan.scope, heads.region.scope.shapes))
     dtype = working_format(str(source.format), runtime.dtype)
     opened = TaskModel.open(
-        base, tasks, data=data, dtype=dtype, device=runtime.device, splits=SPLITS[:1], optional=SPLITS[1:]
+        base, [*tasks, *controls], data=data, dtype=dtype, device=runtime.device, splits=SPLITS[:1], optional=SPLITS[1:]
     )
+    names, kept = opened.tasks[: len(tasks)], opened.tasks[len(tasks) :]
     train = {task: opened.rows.encoded(task, "train") for task in opened.tasks}
     compared = {task: [*train[task], *opened.rows.encoded(task, "validation")] for task in opened.tasks}
-    with opened.holding(heads):
+    learned = names if plan.labels == "tuned" else [task for task in names if task in unlabelled]
+    teachers = {**dict.fromkeys(learned, numbers), **dict.fromkeys(kept, source)}
+    strength = 1.0 if isinstance(plan.control_strength, str) else plan.control_strength
+    targets = Targets(opened, teachers, dict.fromkeys(kept, strength), plan.mixed_precision)
+    asked = _asked_before(opened, names) if opened.rows.reads_heads else {}
+    again = recomputed(opened.model) if plan.checkpoint_activations else nullcontext()
+    with opened.holding(heads), again:
         problem = Problem.between(
             opened.model,
             numbers,
-            steps=opened.steps(train, batch_size=plan.step_rows, balanced=plan.balanced),
-            loss=partial(opened.loss, mixed_precision=plan.mixed_precision),
+            steps=targets.steps(train, batch_size=plan.step_rows, balanced=plan.balanced),
+            loss=targets.loss,
             scope=plan.scope,
             reference=plan.reference,
             processes=opened.processes,
         )
-        pair = TunedPair(opened, source, numbers, heads, plan, train, compared, problem, opened.tasks)
-        yield _relabelled(pair) if plan.labels == "tuned" else pair
+        yield TunedPair(
+            opened, source, numbers, heads, plan, train, compared, problem, names, targets,
+            frozenset(names) & frozenset(unlabelled), kept, asked,
+        )  # fmt: skip
 
 
-def _relabelled(pair: TunedPair) -> TunedPair:
-    """The same, learning from what tuned predicts; scores are still measured by the true labels."""
-    compared = {}
-    with holding_all(pair.opened.model, pair.tuned):
-        for task, rows in pair.compared.items():
-            predicted = classes_of(pair.opened.answers(task, rows)).predicted.tolist()
-            compared[task] = [replace(row, label=label) for row, label in zip(rows, predicted, strict=True)]
-    train = {task: rows[: len(pair.train[task])] for task, rows in compared.items()}
-    return replace(pair, train=train, compared=compared).of(pair.tasks)
+def _asked_before(opened: TaskModel, tasks: Sequence[str]) -> dict[tuple[str, str], AnyPredictions]:
+    """What base answers through its own head: `evaluate` has no other one for it."""
+    rows = {task: opened.rows.encoded(task, "validation") or opened.rows.encoded(task, "train") for task in tasks}
+    return {("base", task): opened.answers(task, own) for task, own in rows.items()}

@@ -1,6 +1,6 @@
 """From a source string to a `Table`: one reader per kind of file, in one table.
 
-reviews.jsonl, .csv, .tsv (each also .gz), .parquet, .npz        a file
+reviews.jsonl, .csv, .tsv, .txt (each also .gz), .parquet, .npz  a file
 folder                                                           a saved `datasets` folder, or images by label
 hf:owner/name:split, hf:owner/name/config:split                  a public dataset
 data:sst2/train.jsonl.gz                                         below the folder that SKILLGRAFT_DATA names
@@ -15,7 +15,7 @@ from pathlib import Path
 from skillgraft.errors import DataError, InputError, did_you_mean
 from skillgraft.tasks.arrow_files import read_hub, read_parquet, read_saved
 from skillgraft.tasks.pictures import read_image_folder, read_npz
-from skillgraft.tasks.tables import Table, read_csv, read_jsonl, read_tsv
+from skillgraft.tasks.tables import Table, read_csv, read_jsonl, read_tsv, read_txt
 from skillgraft.tasks.task import Origin, Task
 
 DATA_FOLDER = "SKILLGRAFT_DATA"
@@ -26,6 +26,8 @@ READERS: Mapping[str, Callable[[Path, tuple[str, ...]], Table]] = {
     ".csv.gz": read_csv,
     ".tsv": read_tsv,
     ".tsv.gz": read_tsv,
+    ".txt": read_txt,
+    ".txt.gz": read_txt,
     ".parquet": read_parquet,
     ".npz": read_npz,
 }

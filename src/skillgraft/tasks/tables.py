@@ -150,6 +150,14 @@ def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
     return row
 
 
+def read_txt(path: Path, paths: tuple[str, ...]) -> Table:
+    """One row a line, in the column `text`; empty lines hold nothing."""
+    names = needed(paths, ("text",), str(path))
+    lines = [(number, line.strip()) for number, line in _lines(path) if line.strip()]
+    columns = {name: [line for _, line in lines] for name in names or ("text",)}
+    return Table(str(path), columns, [number for number, _ in lines], unit="line")
+
+
 def read_csv(path: Path, paths: tuple[str, ...]) -> Table:
     """A header line, then one row per record; quoted fields may span lines. Fields stand between commas, or what else fits."""
     between = delimiter_of(path, paths)

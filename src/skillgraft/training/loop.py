@@ -117,16 +117,16 @@ class Training:
     autocast: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __post_init__(self) -> None:
-        _ = self.pull  # taken now, before a snapshot brings other numbers
+        _ = self.origin  # taken now, before a snapshot brings other numbers
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
         return make_optimizer(self.plan, self.prepared.trainables.tensors)
 
     @cached_property
-    def pull(self) -> dict[str, Tensor] | None:
-        """Where the L1 pull draws to: the numbers before the first step."""
-        return self.prepared.trainables.copy() if self.plan.l1 else None
+    def origin(self) -> dict[str, Tensor] | None:
+        """Where a pull draws to: the numbers before the first step."""
+        return self.prepared.trainables.copy() if self.plan.l1 or self.plan.pull else None
 
     @cached_property
     def order(self) -> BatchOrder:
@@ -144,7 +144,7 @@ class Training:
 
     def step(self, number: int) -> float:
         """One optimizer step; returns the mean loss of its batch."""
-        plan, trainables, pull = self.plan, self.prepared.trainables, self.pull
+        plan, trainables = self.plan, self.prepared.trainables
         self._set_mode()
         torch.manual_seed(_seed(plan.seed, number, self.processes.index))
         self.optimizer.zero_grad(set_to_none=True)
@@ -152,12 +152,14 @@ class Training:
         loss = self.processes.sum_gradients(list(trainables.tensors.values()), loss)
         if not np.isfinite(loss):
             raise RunError(f"the loss became {loss} at step {number + 1}; use a smaller learning rate than {plan.lr:g}")
-        trainables.before_step(pull=pull, strength=plan.l1)
+        trainables.before_step(pull=self.origin, strength=plan.l1)
         if plan.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(list(trainables.tensors.values()), plan.clip_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = plan.lr_at(number)
         self.optimizer.step()
+        if self.origin is not None and plan.pull:
+            trainables.shrink(self.origin, plan.pull * plan.lr_at(number))
         trainables.after_step()
         return loss
 

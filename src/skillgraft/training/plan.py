@@ -22,11 +22,12 @@ class TrainingPlan:
     """Everything that decides the numbers of a run, besides base, tasks and region.
 
     `batch_size` is the number of rows of one step over all processes; `accumulation` splits it into that many parts without
-    changing the result. `l1` is the strength of P1's pull towards the base (§3.2; 0.001 there). `stop_at` ends the run
-    once that accuracy is reached on the training rows, looked at once per epoch. `lora_rank` and `bottleneck` are the sizes of
-    what LoRA and the adapters add (P1 tables 6 and 7 have 1, 2, 8 and 1, 2, 16, 64). `dropout` is the model's own; a linearised
-    model trains without it in any case (`uses_dropout`). Every `checkpoint_every` steps a folder is written below OUT.steps.
-    `mixed_precision` "bf16" multiplies matrices in bfloat16; "no" leaves that to `accelerate launch`.
+    changing the result. `l1` is the strength of P1's pull towards the base (§3.2; 0.001 there). `pull` is one in proximal form:
+    after each step every delta shrinks by pull · rate, at most to 0: entries whose gradients do not agree stay base's.
+    `stop_at` ends the run once that accuracy is reached on the training rows, looked at once per epoch. `lora_rank` and
+    `bottleneck` are the sizes of what LoRA and the adapters add (P1 tables 6 and 7 have 1, 2, 8 and 1, 2, 16, 64). `dropout` is
+    the model's own; a linearised model trains without it in any case (`uses_dropout`). Every `checkpoint_every` steps a folder
+    is written below OUT.steps. `mixed_precision` "bf16" multiplies matrices in bfloat16; "no" leaves that to `accelerate launch`.
     """
 
     method: Method = "full"
@@ -41,6 +42,7 @@ class TrainingPlan:
     clip_norm: float | None = None
     accumulation: int = 1
     l1: float = 0.0
+    pull: float = 0.0
     lora_rank: int = 8
     bottleneck: int = 16
     dropout: bool = True
@@ -55,7 +57,14 @@ class TrainingPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("lr", 0.0), ("weight_decay", 0.0), ("momentum", 0.0), ("l1", 0.0), ("warmup_steps", 0)):
+        for name, least in (
+            ("lr", 0.0),
+            ("weight_decay", 0.0),
+            ("momentum", 0.0),
+            ("l1", 0.0),
+            ("pull", 0.0),
+            ("warmup_steps", 0),
+        ):
             if not getattr(self, name) >= least or not math.isfinite(getattr(self, name)):
                 raise InputError(f"{name} must be a number of at least {least}, found {getattr(self, name)}")
         for name in ("batch_size", "steps", "accumulation", "lora_rank", "bottleneck"):
@@ -73,10 +82,11 @@ class TrainingPlan:
         for name, methods in _SIZES.items():
             if getattr(self, name) != getattr(TrainingPlan, name) and self.method not in methods:
                 raise InputError(f"{name} is for method {' or '.join(methods)}, found {self.method}: leave out {name}")
-        if self.l1 and self.adds_parameters:
-            raise InputError(
-                f"l1 pulls the base's own parameters back; method {self.method} trains others: leave out l1"
-            )
+        for name in ("l1", "pull"):
+            if getattr(self, name) and self.adds_parameters:
+                raise InputError(
+                    f"{name} pulls the base's own parameters back; method {self.method} trains others: leave out {name}"
+                )
         if self.method == "lora" and self.checkpoint_every:
             raise InputError(
                 "a LoRA run is merged at its end: it has no checkpoints on the way; leave out checkpoint_every"
@@ -137,6 +147,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "clip_norm": "Clip gradients to this norm",
             "accumulation": "Parts that a step's batch is split into",
             "l1": "Strength of the L1 pull towards the base; P1 has 0.001",
+            "pull": "Proximal pull: each step a delta shrinks by this times the rate (AdamW: 0.5)",
         },
         "What is trained": {
             "lora_rank": "Rank of LoRA",

@@ -72,6 +72,18 @@ class Trainables:
                 gradient.view(-1)[index] = 0.0
 
     @torch.no_grad()
+    def shrink(self, origin: Mapping[str, Tensor], by: float) -> None:
+        """Every number moves towards its origin by so much, at most onto it: then it has the origin's own bits.
+
+        That is the proximal step of an L1 term. Heads that hold the task's classes are left alone: they travel whole.
+        """
+        for name, tensor in self.tensors.items():
+            if not is_head(name):
+                delta = tensor.detach() - origin[name]
+                pulled = origin[name] + nn.functional.softshrink(delta, by)
+                tensor.copy_(torch.where(delta.abs() <= by, origin[name], pulled))
+
+    @torch.no_grad()
     def after_step(self) -> None:
         """Let the model have the new numbers."""
         for name, (index, numbers) in self.frozen_sites.items():
