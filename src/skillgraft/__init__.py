@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from skillgraft.folders.diff import diff as diff
     from skillgraft.folders.extract import extract as extract
     from skillgraft.interop.export import export_patch as export_patch
+    from skillgraft.interop.lora import export_lora as export_lora
     from skillgraft.live.grafted import grafted as grafted
     from skillgraft.measure.evaluate import evaluate as evaluate
     from skillgraft.opening.runtime import Runtime as Runtime
@@ -58,6 +59,7 @@ _HOME = {
     "compare": "folders.compare",
     "diff": "folders.diff",
     "evaluate": "measure.evaluate",
+    "export_lora": "interop.lora",
     "export_patch": "interop.export",
     "extract": "folders.extract",
     "finetune": "training.finetune",

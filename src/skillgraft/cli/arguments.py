@@ -26,7 +26,7 @@ TaskNames = Annotated[
 Tuned = Annotated[Path, typer.Argument(metavar="TUNED", help="Fine-tuned model folder or LoRA adapter.")]
 Density = Annotated[float | None, typer.Option("--density", help="Entries as a share of the scope: 1e-4 is 0.01 %.")]
 Entries = Annotated[int | None, typer.Option("--entries", help="Entries as a count: 8500.")]
-ScopeName = Annotated[str, typer.Option("--scope", help="layers, upper:layers, biases, all, or a pattern.")]
+ScopeName = Annotated[str, typer.Option("--scope", help="layers, matrices, biases, all, upper:layers, or a pattern.")]
 Convert = Annotated[bool, typer.Option("--convert", help="Round TUNED to BASE's number format.")]
 ReadoutName = Annotated[str, _row_option("--readout", help="auto, masked, causal, choice, linear, text-head, …")]
 Shots = Annotated[int | None, _row_option("--shots", help="Training rows per class.")]

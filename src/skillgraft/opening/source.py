@@ -159,6 +159,19 @@ class Source:
             _forget_quantisation(model)
         return model, info
 
+    def skeleton(self, architecture: str) -> Any:
+        """A model of that class of transformers without numbers: its modules and their names, on no device."""
+        import torch
+        import transformers
+
+        kind = getattr(transformers, architecture, None)
+        if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+            raise InputError(
+                f"{self.name}: transformers {transformers.__version__} has no model class {architecture!r}"
+            )
+        with self._reading("the architecture"), torch.device("meta"):
+            return kind(self.config)
+
     @property
     def _gguf_option(self) -> dict[str, Any]:
         return {"gguf_file": self.gguf} if self.gguf else {}
