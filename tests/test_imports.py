@@ -35,11 +35,13 @@ ROOMS = (
     "__main__",
 )
 NEVER_TORCH = ("values", "files", "folders")
-# The exceptions: a graft and a region can read and write their own file, and an adapter that PEFT alone can read is merged by it;
-# their bodies import that when it is asked for.
+# The exceptions: a graft and a region can read and write their own file (on the hub too), and an adapter that PEFT alone can
+# read is merged by it; their bodies import that when it is asked for.
 BACKWARDS = {
     ("values/graft.py", "skillgraft.files.graft_file"),
+    ("values/graft.py", "skillgraft.folders.hub"),
     ("values/region.py", "skillgraft.files.graft_file"),
+    ("values/region.py", "skillgraft.folders.hub"),
     ("folders/extract.py", "skillgraft.opening.adapters"),
 }
 RULES_MAY_IMPORT = {"errors", "values"}

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from skillgraft.folders.compare import compare as compare
     from skillgraft.folders.diff import diff as diff
     from skillgraft.folders.extract import extract as extract
+    from skillgraft.folders.hub import download as download
+    from skillgraft.folders.hub import upload as upload
     from skillgraft.interop.export import export_patch as export_patch
     from skillgraft.interop.lora import export_lora as export_lora
+    from skillgraft.interop.trainer import GraftCallback as GraftCallback
     from skillgraft.live.grafted import grafted as grafted
     from skillgraft.measure.evaluate import evaluate as evaluate
     from skillgraft.opening.runtime import Runtime as Runtime
@@ -46,6 +49,7 @@ _HOME = {
     "ContinualStore": "compose.store",
     "Data": "tasks.data",
     "Graft": "values.graft",
+    "GraftCallback": "interop.trainer",
     "Region": "values.region",
     "Runtime": "opening.runtime",
     "Scope": "values.region",
@@ -58,6 +62,7 @@ _HOME = {
     "combine": "compose.rules",
     "compare": "folders.compare",
     "diff": "folders.diff",
+    "download": "folders.hub",
     "evaluate": "measure.evaluate",
     "export_lora": "interop.lora",
     "export_patch": "interop.export",
@@ -75,6 +80,7 @@ _HOME = {
     "save_region": "files.graft_file",
     "search_scale": "compose.scales",
     "total": "values.graft",
+    "upload": "folders.hub",
 }
 __all__ = sorted(_HOME)
 

@@ -6,6 +6,7 @@ line shows the traceback instead.
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from typing import NoReturn
@@ -21,6 +22,7 @@ from skillgraft.cli import (
     demo,
     diff,
     doctor,
+    download,
     evaluate,
     export,
     extract,
@@ -31,6 +33,7 @@ from skillgraft.cli import (
     remove,
     report,
     reproduce,
+    upload,
 )
 from skillgraft.cli.panels import PanelCommand
 from skillgraft.errors import SkillgraftError
@@ -61,7 +64,7 @@ Examples
 )
 for verb in (
     demo, finetune, localize, extract, check, apply, remove, combine, forget, continual,
-    evaluate, diff, inspect, compare, export, report, reproduce, doctor,
+    evaluate, diff, inspect, compare, export, upload, download, report, reproduce, doctor,
 ):  # fmt: skip
     app.command(verb.__name__.rsplit(".", 1)[1], cls=PanelCommand)(verb.run)
 
@@ -70,6 +73,9 @@ def main() -> NoReturn:
     """Run the command line and end the process with the right exit code."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
+    logger = logging.getLogger("skillgraft")  # what is about to be fetched is said there
+    logger.setLevel(logging.INFO)
+    logger.addHandler(logging.StreamHandler())
     try:
         status = app(arguments, prog_name="skillgraft", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from skillgraft.errors import FormatError, InputError, listed
 from skillgraft.folders.checkpoint import Checkpoint, RoundedTensors, Tensors, chunks, same_tensor, take
+from skillgraft.folders.hub import folder_at
 from skillgraft.folders.lora import LoraCheckpoint, is_plain_lora
 from skillgraft.folders.movement import Progress, check_budget, count_of, most_moved, silent
 from skillgraft.folders.patch import PatchCheckpoint, is_patch
@@ -140,6 +141,7 @@ def open_tuned(path: Path, base: Checkpoint) -> Tuned:
 
     A plain LoRA is computed as it is read; every other adapter is merged by PEFT itself, which loads the model.
     """
+    path = folder_at(path)
     refuse_adapters(path)
     if is_patch(path):
         return PatchCheckpoint.open(path, base)

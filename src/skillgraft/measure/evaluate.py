@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from skillgraft.errors import InputError, WrongBase, listed
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import check_pair, extract, is_adapter
+from skillgraft.folders.hub import located
 from skillgraft.folders.weight_files import ADAPTER, has_adapters
 from skillgraft.live.bottleneck import stated_base
 from skillgraft.measure.summary import summary
@@ -108,7 +109,7 @@ def evaluate(
     `split` is test, or train or validation of the same shots and seed that a run was trained with. `convert` takes tuned
     folders of another number format than the base's, rounded to it.
     """
-    tuned = _by_name(tuned)
+    base, tuned = located(base), {name: located(path) for name, path in _by_name(tuned).items()}
     skills = {name: graft_of(graft) for name, graft in _by_name(grafts).items()}
     changes, folders = _sorted_out(Path(base), tuned, skills, convert=convert)
     opened = TaskModel.open(base, tasks, data=data, dtype=runtime.dtype, device=runtime.device, splits=(split,))

@@ -18,6 +18,7 @@ from typing import Any
 
 from skillgraft.errors import FormatError, InputError, listed
 from skillgraft.folders.checkpoint import Checkpoint, read_json
+from skillgraft.folders.hub import HubName, folder_at
 from skillgraft.opening.compat import can_load, hub_file
 
 TOKENIZER_FILES = (
@@ -37,6 +38,8 @@ class Source:
     @classmethod
     def of(cls, base: str | Path) -> Source:
         """The model of that folder, hub name, or `.gguf` file."""
+        if HubName.of(base):
+            base = folder_at(base)
         path = Path(base)
         if path.suffix == ".gguf" and path.is_file():
             return cls(str(path.parent), path.name)

@@ -230,10 +230,11 @@ class Region:
 
     @classmethod
     def load(cls, path: str | Path) -> Region:
-        """The region of a region file or of a graft file."""
+        """The region of a region file or of a graft file. A hub name is fetched."""
         from skillgraft.files.graft_file import load_region
+        from skillgraft.folders.hub import file_at
 
-        return load_region(path)
+        return load_region(file_at(path))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write a region file; an existing one is refused unless `overwrite`."""
