@@ -351,7 +351,7 @@ def test_the_documented_fields_are_the_real_ones(run: Run, words: str) -> None:
         ("combine a.safetensors b.safetensors --rule union -o x", "1 entries are in more than one graft"),
         ("compare a.safetensors a.safetensors", "a graft is named twice"),
         ("export a.safetensors --to checkpoint -o x", "add --base BASE"),
-        ("export a.safetensors --to gguf -o x", "'gguf' is not one of 'patch', 'checkpoint'"),
+        ("export a.safetensors --to gguf -o x", "'gguf' is not one of 'lora', 'supertuning'"),
         ("inspect BASE", "BASE cannot be read: Is a directory"),
         ("extrct BASE TUNED -o x", "No such command 'extrct'. Did you mean 'extract'"),
         ("extract BASE TUNED --desnity 4 -o x", "No such option: --desnity (Possible options: --density"),

@@ -35,10 +35,14 @@ ROOMS = (
     "__main__",
 )
 NEVER_TORCH = ("values", "files", "folders")
-# The one exception: a graft and a region can read and write their own file, so their bodies import it when that is asked for.
+# The exceptions: a graft and a region can read and write their own file (on the hub too), and an adapter that PEFT alone can
+# read is merged by it; their bodies import that when it is asked for.
 BACKWARDS = {
     ("values/graft.py", "skillgraft.files.graft_file"),
+    ("values/graft.py", "skillgraft.folders.hub"),
     ("values/region.py", "skillgraft.files.graft_file"),
+    ("values/region.py", "skillgraft.folders.hub"),
+    ("folders/extract.py", "skillgraft.opening.adapters"),
 }
 RULES_MAY_IMPORT = {"errors", "values"}
 TORCH = {"torch", "transformers", "accelerate", "peft", "datasets", "sklearn"}
@@ -153,6 +157,7 @@ LOADING = {
     "Loader": "task_model.py",
     "source.load": "readouts/loading.py",
     "auto_class.from_pretrained": "opening/source.py",
+    "PeftModel.from_pretrained": "opening/adapters.py",  # puts an adapter on a model that is there
 }
 NOT_MODELS = {"AutoConfig", "AutoTokenizer", "AutoImageProcessor"}
 MODEL_CLASS = re.compile(r"Auto\w+|\w+Model|\w+For[A-Z]\w+|pipeline")

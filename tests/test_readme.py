@@ -94,7 +94,8 @@ def test_the_readme_is_short() -> None:
 
 def test_the_table_of_verbs_is_complete() -> None:
     table = README.split("## Verbs")[1].split("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == VERBS
+    cells = re.findall(r"^\|(.+?)\|", table, flags=re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(cells))) == VERBS
 
 
 def test_the_command_line_page_has_every_verb_and_its_example() -> None:

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from skillgraft.folders.compare import compare as compare
     from skillgraft.folders.diff import diff as diff
     from skillgraft.folders.extract import extract as extract
+    from skillgraft.folders.hub import download as download
+    from skillgraft.folders.hub import upload as upload
     from skillgraft.interop.export import export_patch as export_patch
+    from skillgraft.interop.lora import export_lora as export_lora
+    from skillgraft.interop.trainer import GraftCallback as GraftCallback
     from skillgraft.live.grafted import grafted as grafted
     from skillgraft.measure.evaluate import evaluate as evaluate
     from skillgraft.opening.runtime import Runtime as Runtime
@@ -46,6 +50,7 @@ _HOME = {
     "ContinualStore": "compose.store",
     "Data": "tasks.data",
     "Graft": "values.graft",
+    "GraftCallback": "interop.trainer",
     "Region": "values.region",
     "Runtime": "opening.runtime",
     "Scope": "values.region",
@@ -58,7 +63,9 @@ _HOME = {
     "combine": "compose.rules",
     "compare": "folders.compare",
     "diff": "folders.diff",
+    "download": "folders.hub",
     "evaluate": "measure.evaluate",
+    "export_lora": "interop.lora",
     "export_patch": "interop.export",
     "extract": "folders.extract",
     "finetune": "training.finetune",
@@ -75,6 +82,7 @@ _HOME = {
     "search_scale": "compose.scales",
     "total": "values.graft",
     "unpack": "opening.unpack",
+    "upload": "folders.hub",
 }
 __all__ = sorted(_HOME)
 

@@ -205,17 +205,6 @@ def test_what_is_not_plain_lora(settings, said, base, tmp_path):
     assert said in refused(handmade(tmp_path / "a", factors(DENSE, 4, 6), **settings), base)
 
 
-def test_real_dora_and_ia3_are_refused(tmp_path):
-    base = real_model("BertForMaskedLM", tmp_path / "base")
-    dora = adapter(base, tmp_path / "dora", "BertForMaskedLM", target_modules=["query"], use_dora=True)
-    model = transformers.BertForMaskedLM.from_pretrained(base)
-    ia3 = peft.get_peft_model(model, peft.IA3Config(target_modules=["query"], feedforward_modules=[]))
-    ia3.save_pretrained(tmp_path / "ia3")
-    for folder, said in ((dora, "DoRA"), (tmp_path / "ia3", "IA3")):
-        with pytest.raises(InputError, match=f"is a {said} adapter"):
-            extract(base, folder)
-
-
 @pytest.mark.parametrize("part", ["lora_A", "lora_B"])
 def test_missing_partner(part, base, tmp_path):
     tensors = factors(DENSE, 4, 6)

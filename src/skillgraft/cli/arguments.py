@@ -11,9 +11,9 @@ import typer
 _row_option = partial(typer.Option, rich_help_panel="Rows")
 _machine_option = partial(typer.Option, rich_help_panel="Machine")
 
-Base = Annotated[Path, typer.Argument(metavar="BASE", help="Folder of the pre-trained model (safetensors).")]
-GraftFile = Annotated[Path, typer.Argument(metavar="G", help="A graft file.")]
-GraftFiles = Annotated[list[Path], typer.Argument(metavar="G...", help="Graft files.")]
+Base = Annotated[Path, typer.Argument(metavar="BASE", help="The pre-trained model: folder (safetensors) or hub name.")]
+GraftFile = Annotated[Path, typer.Argument(metavar="G", help="A graft file, or a hub name.")]
+GraftFiles = Annotated[list[Path], typer.Argument(metavar="G...", help="Graft files, or hub names.")]
 Out = Annotated[Path, typer.Option("-o", "--out", help="Where to write; must not exist.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Head = Annotated[
@@ -23,10 +23,12 @@ ModelName = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or 
 TaskNames = Annotated[
     list[str], typer.Option("--task", metavar="T", help="Catalogue name or TOML file; may be repeated.")
 ]
-Tuned = Annotated[Path, typer.Argument(metavar="TUNED", help="Fine-tuned model folder or LoRA adapter.")]
+Tuned = Annotated[
+    Path, typer.Argument(metavar="TUNED", help="Fine-tuned model: folder, PEFT adapter, patch or hub name.")
+]
 Density = Annotated[float | None, typer.Option("--density", help="Entries as a share of the scope: 1e-4 is 0.01 %.")]
 Entries = Annotated[int | None, typer.Option("--entries", help="Entries as a count: 8500.")]
-ScopeName = Annotated[str, typer.Option("--scope", help="layers, upper:layers, biases, all, or a pattern.")]
+ScopeName = Annotated[str, typer.Option("--scope", help="layers, matrices, biases, all, upper:layers, or a pattern.")]
 Convert = Annotated[bool, typer.Option("--convert", help="Round TUNED to BASE's number format.")]
 ReadoutName = Annotated[str, _row_option("--readout", help="auto, masked, causal, choice, linear, text-head, …")]
 Shots = Annotated[int | None, _row_option("--shots", help="Training rows per class.")]

@@ -62,7 +62,9 @@ def run(
     density: Density = None,
     entries: Entries = None,
     start: Annotated[str | None, typer.Option(help="γ_base: a density (1e-5), empty, or a region file.")] = None,
-    scope: Annotated[str | None, typer.Option(help="layers, upper:layers, biases, all, or a name pattern.")] = None,
+    scope: Annotated[
+        str | None, typer.Option(help="layers, matrices, biases, all, upper:layers, or a name pattern.")
+    ] = None,
     mask_steps: Annotated[int | None, typer.Option(help="Steps on the mask (100).")] = None,
     mask_lr: Annotated[float | None, typer.Option(help="Learning rate of the mask (found; P1: 1e7).")] = None,
     mask_batch_size: Annotated[int | None, typer.Option(help="Rows of one step on the mask (1024).")] = None,

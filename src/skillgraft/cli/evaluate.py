@@ -85,6 +85,7 @@ def run(
       skillgraft evaluate BASE --task bash.toml --control notes.txt --tuned TUNED --graft repaired.safetensors
       skillgraft evaluate BASE --task sst2 --task mr --graft a.safetensors --graft b.safetensors --together --json
     """
+    from skillgraft.folders.hub import HubName
     from skillgraft.tasks.data import Data
     from skillgraft.tasks.plain_text import as_rows
     from skillgraft.values.graft import total
@@ -97,6 +98,8 @@ def run(
     ):
         if asked_for and not there:
             raise InputError(f"{option} needs {needs}, and none is given: give one or leave out {option}")
+    if record and any(map(HubName.of, graft or [])):
+        raise InputError("--record writes into graft files: download the graft first, and give the file")
     folders = _by_name(tuned or [])
     grafts = {name: output.load_graft(path) for name, path in _by_name(graft or []).items()}
     if together and grafts:

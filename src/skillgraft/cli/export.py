@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,20 +12,41 @@ from skillgraft.cli import output
 from skillgraft.cli.arguments import GraftFile, Json, Out
 from skillgraft.errors import InputError
 
+if TYPE_CHECKING:
+    from skillgraft.interop.low_rank import Adapter
+
 
 class Format(StrEnum):
     """What a graft can become."""
 
+    lora = "lora"
+    supertuning = "supertuning"
+    gguf_lora = "gguf-lora"
     patch = "patch"
     checkpoint = "checkpoint"
 
 
+ADAPTERS = (Format.lora, Format.supertuning, Format.gguf_lora)
+
+
 def run(
     graft: GraftFile,
-    to: Annotated[Format, typer.Option(help="patch: sparse weight update; checkpoint: a model folder.")],
+    to: Annotated[
+        Format,
+        typer.Option(
+            help="lora, supertuning: PEFT adapters; gguf-lora: for llama.cpp; patch: sparse update; checkpoint: a folder."
+        ),
+    ],
     out: Out,
     base: Annotated[
-        Path | None, typer.Option(metavar="BASE", help="The base; a patch then has its tensor names.")
+        Path | None,
+        typer.Option(metavar="BASE", help="The base; only a patch can do without, under prefix-free names."),
+    ] = None,
+    drop: Annotated[
+        bool, typer.Option("--drop", help="Adapters: leave out what they cannot hold, and say how much it was.")
+    ] = False,
+    max_rank: Annotated[
+        int | None, typer.Option("--max-rank", help="lora, gguf-lora: refuse a rank above this.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -33,18 +54,66 @@ def run(
 
     \b
     Examples
+      skillgraft export skill.safetensors --to lora --base BASE --max-rank 512 -o adapter
       skillgraft export skill.safetensors --to patch --base BASE -o patch.safetensors
       skillgraft export skill.safetensors --to checkpoint --base BASE -o GRAFTED
     """
-    from skillgraft.folders.apply import apply
-    from skillgraft.interop.export import export_patch
-
+    if to not in ADAPTERS and drop:
+        raise InputError(f"--drop is for adapters: a {to.value} holds everything")
+    if max_rank is not None and to not in (Format.lora, Format.gguf_lora):
+        raise InputError(f"--max-rank is for lora and gguf-lora: a {to.value} has no rank")
+    if base is None and to is not Format.patch:
+        raise InputError(f"a {to.value} needs the base that the graft goes on: add --base BASE")
     loaded = output.load_graft(graft)
-    if to is Format.patch:
+    facts: dict[str, Any] = {"out": str(out), "to": to.value, "entries": len(loaded), "heads": list(loaded.heads)}
+    lines = [f"{out}: {len(loaded):,} entries as a {to.value}"]
+    if to in ADAPTERS:
+        assert base is not None
+        made = _adapter(to, graft, base, out, drop=drop, max_rank=max_rank)
+        facts |= _facts(made)
+        lines = _lines(made, to)
+    elif to is Format.patch:
+        from skillgraft.interop.export import export_patch
+
         export_patch(loaded, out, base=base)
-    elif base is None:
-        raise InputError("a checkpoint needs the base that the graft goes on: add --base BASE")
     else:
+        from skillgraft.folders.apply import apply
+
+        assert base is not None
         apply(base, graft, out=out)
-    facts = {"out": str(out), "to": to.value, "entries": len(loaded), "heads": list(loaded.heads)}
-    output.show(facts, as_json=json, lines=[f"{out}: {len(loaded):,} entries as a {to.value}"])
+    output.show(facts, as_json=json, lines=lines)
+
+
+def _adapter(to: Format, graft: Path, base: Path, out: Path, *, drop: bool, max_rank: int | None) -> Adapter:
+    from skillgraft.interop.gguf_lora import export_gguf_lora
+    from skillgraft.interop.lora import export_lora
+    from skillgraft.interop.supertuning import export_supertuning
+
+    if to is Format.supertuning:
+        return export_supertuning(graft, base, out, drop=drop)
+    low_rank = export_lora if to is Format.lora else export_gguf_lora
+    return low_rank(graft, base, out, drop=drop, max_rank=max_rank)
+
+
+def _facts(made: Adapter) -> dict[str, Any]:
+    return {
+        "entries": made.entries, "rank": made.rank, "ranks": dict(made.ranks), "dropped": dict(made.dropped),
+        "beyond_rank": made.beyond_rank, "kept_share": made.kept_share, "rounded": made.rounded,
+    }  # fmt: skip
+
+
+def _lines(made: Adapter, to: Format) -> list[str]:
+    rank = f", rank {made.rank} in {len(made.ranks)} modules" if made.ranks else ""
+    lines = [f"{made.path}: {made.entries:,} entries as a {to.value}{rank}"]
+    if made.rounded:
+        lines.append(f"merged into the base, {made.rounded:,} entries differ from the graft's in their last bit")
+    if made.dropped:
+        parts = ", ".join(f"{count:,} in {kind}" for kind, count in made.dropped.items())
+        lines.append(f"left out, for want of a form: {parts}")
+    if made.beyond_rank:
+        lines.append(
+            f"left out, beyond the rank: {made.beyond_rank:,} entries ({made.kept_share:.1%} of ‖delta‖² stay)"
+        )
+    if made.heads:
+        lines.append(f"heads that travel whole: {', '.join(made.heads)}")
+    return lines

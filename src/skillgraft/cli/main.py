@@ -6,6 +6,7 @@ stderr and, with `--json`, an object on stdout. `--debug`, `--quiet` and `--verb
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from skillgraft.cli import (
     demo,
     diff,
     doctor,
+    download,
     evaluate,
     export,
     extract,
@@ -35,6 +37,7 @@ from skillgraft.cli import (
     reproduce,
     task,
     unpack,
+    upload,
 )
 from skillgraft.cli.panels import PanelCommand
 from skillgraft.errors import SkillgraftError, missing_package
@@ -88,7 +91,7 @@ def options(
 
 for verb in (
     demo, finetune, localize, extract, check, apply, remove, combine, forget, continual,
-    evaluate, diff, inspect, compare, export, report, reproduce, unpack, doctor,
+    evaluate, diff, inspect, compare, export, upload, download, report, reproduce, unpack, doctor,
 ):  # fmt: skip
     app.command(verb.__name__.rsplit(".", 1)[1], cls=PanelCommand)(verb.run)
 
@@ -99,6 +102,9 @@ def main() -> NoReturn:
     """Run the command line and end the process with the right exit code."""
     given = sys.argv[1:]
     arguments = [*(word for word in given if word in EVERYWHERE), *(word for word in given if word not in EVERYWHERE)]
+    logger = logging.getLogger("skillgraft")  # what is about to be fetched is said there
+    logger.setLevel(logging.INFO)
+    logger.addHandler(logging.StreamHandler())
     try:
         status = app(arguments, prog_name="skillgraft", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):

@@ -69,9 +69,9 @@ def _without_folders(word: str) -> str:
 
 
 def load_graft(path: Path) -> Graft:
-    from skillgraft.files.graft_file import load
+    from skillgraft.values.graft import Graft
 
-    return load(path)
+    return Graft.load(path)
 
 
 def only_our_progress() -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from skillgraft.errors import InputError
 from skillgraft.files.tensors import TensorFile
 from skillgraft.folders.gguf import refuse_gguf
+from skillgraft.folders.hub import cached_name, folder_at
 from skillgraft.folders.weight_files import SINGLE, open_weights
 from skillgraft.folders.weight_files import read_json as read_json
 from skillgraft.values.names import body_prefix, counting_order, in_layers, is_body
@@ -102,8 +103,8 @@ class Checkpoint:
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
         """Read the headers of a folder's weights and its config; no numbers yet."""
-        folder = Path(path)
-        refuse_gguf(folder)
+        refuse_gguf(Path(path))
+        folder = folder_at(path)
         config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
         quantised = config.get("quantization_config")
         if quantised is not None:
@@ -119,7 +120,7 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """What to call this model: its hub name if the config tells, else the folder's name."""
-        named = self.config.get("_name_or_path", "")
+        named = cached_name(self.path) or self.config.get("_name_or_path", "")
         return named if named and not Path(named).is_absolute() else self.path.resolve().name
 
     @property

@@ -21,8 +21,10 @@ import numpy.typing as npt
 from skillgraft.errors import FormatError, InputError, listed
 from skillgraft.folders.chat import travelling_chat
 from skillgraft.folders.checkpoint import Checkpoint, RoundedTensors, Tensors, chunks, same_tensor, take
-from skillgraft.folders.lora import LoraCheckpoint
+from skillgraft.folders.hub import folder_at
+from skillgraft.folders.lora import LoraCheckpoint, is_plain_lora
 from skillgraft.folders.movement import Progress, check_budget, count_of, most_moved, silent
+from skillgraft.folders.patch import PatchCheckpoint, is_patch
 from skillgraft.folders.weight_files import SINGLE, read_json, refuse_adapters
 from skillgraft.values.graft import Graft
 from skillgraft.values.info import Info, versions
@@ -66,7 +68,7 @@ _VOCABULARIES: Mapping[str, Callable[[Path], Any]] = {
 }
 
 
-Tuned = Checkpoint | LoraCheckpoint
+Tuned = Checkpoint | LoraCheckpoint | PatchCheckpoint
 # Items of config.json that travel by themselves, or that say nothing about what the model computes.
 _APART = frozenset(
     {
@@ -136,9 +138,21 @@ def is_adapter(path: Path) -> bool:
 
 
 def open_tuned(path: Path, base: Checkpoint) -> Tuned:
-    """A tuned model: a checkpoint folder, or a PEFT LoRA adapter of `base`. Bottleneck adapters have no delta: refused."""
+    """A tuned model: a checkpoint folder, a PEFT adapter of `base`, or a patch of it. Bottleneck adapters have no delta: refused.
+
+    A plain LoRA is computed as it is read; every other adapter is merged by PEFT itself, which loads the model.
+    """
+    path = folder_at(path)
     refuse_adapters(path)
-    return LoraCheckpoint.open(path, base) if is_adapter(path) else Checkpoint.open(path)
+    if is_patch(path):
+        return PatchCheckpoint.open(path, base)
+    if not is_adapter(path):
+        return Checkpoint.open(path)
+    if is_plain_lora(path):
+        return LoraCheckpoint.open(path, base)
+    from skillgraft.opening.adapters import merged
+
+    return merged(path, base)
 
 
 def check_pair(base: str | Path, tuned: str | Path, *, convert: bool = False) -> tuple[Checkpoint, Tensors, Graft]:

@@ -143,6 +143,22 @@ class LoraCheckpoint:
         self.file.check_unchanged()
 
 
+def is_plain_lora(folder: Path) -> bool:
+    """Whether the adapter is W + scaling · B A and nothing else; what is wrong with such a one is said when it is opened."""
+    settings = read_json(folder / "adapter_config.json")
+    if settings.get("peft_type") != "LORA" or any(settings.get(key) for key in _REFUSED):
+        return _rewrites_base(settings)
+    if not (folder / _WEIGHTS).is_file():
+        return True
+    names = TensorFile.open(folder / _WEIGHTS).entries
+    return all(name.endswith((_FACTOR_A, _FACTOR_B)) for name in names if ".lora_" in name) or _rewrites_base(settings)
+
+
+def _rewrites_base(settings: Mapping[str, Any]) -> bool:
+    """Whether training began by changing the base's own weights: a saved adapter does not say how."""
+    return str(settings.get("init_lora_weights", "")).lower().startswith(_REWRITES_BASE)
+
+
 def _module(raw: str) -> str:
     """The name in the model of a low-rank factor's module, or of a whole tensor."""
     # Modules that peft has wrapped keep their own tensors under `base_layer`.
@@ -170,14 +186,14 @@ def _prefix(base: Checkpoint, names: Mapping[str, str]) -> str:
 def _refuse_what_is_not_lora(folder: Path, settings: Mapping[str, Any]) -> None:
     method = settings.get("peft_type", "unknown")
     kind = next((kind for key, kind in _REFUSED.items() if settings.get(key)), None)
-    start = str(settings.get("init_lora_weights", "")).lower()
     if method != "LORA":
         raise InputError(
             f"{folder} is a {method} adapter; skillgraft reads LORA. Merge it with peft first (merge_and_unload)"
         )
     if kind:
         raise InputError(f"{folder} is a {kind} adapter; merge it with peft first (merge_and_unload)")
-    if start.startswith(_REWRITES_BASE):
+    if _rewrites_base(settings):
+        start = str(settings.get("init_lora_weights")).lower()
         raise InputError(
             f"{folder} began with init_lora_weights={start!r}, which changes the base's own weights; "
             "merge it with peft first (merge_and_unload)"

@@ -1,11 +1,15 @@
-"""Grafts in other programs' formats.
+"""Grafts as patches: set these entries of these tensors to these numbers, as serving engines take sparse weight updates.
 
-`patch`: `<tensor>.indices` and `<tensor>.values` alone, the layout of sparse weight updates for serving engines: set these
-entries of these tensors to these numbers. It has no `before`, so nothing can check or undo it: the graft stays the original.
+A patch file holds `<tensor>.indices` (flat) and `<tensor>.values` (absolute numbers, never NaN), and in its metadata the full
+shape of every tensor. vLLM's `CheckpointWeightPatch(name, shape, dtype, values, indices)` takes exactly these; one call of it
+takes sparse patches or dense ones, so whole tensors (heads) are in a file of their own beside it, `<name>.dense.safetensors`. A
+patch has no `before`: nothing can check or undo it, and the graft stays the original. With the base at hand `extract BASE PATCH`
+makes a graft of it again (`folders.patch`).
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from skillgraft.errors import WrongBase
@@ -13,23 +17,29 @@ from skillgraft.files import atomic
 from skillgraft.files import tensors as tensor_file
 from skillgraft.folders.apply import check
 from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.patch import SHAPES, dense_file
+from skillgraft.values import strict_json
 from skillgraft.values.graft import Graft
 from skillgraft.values.numbers import Array
 
 
 def export_patch(graft: Graft, path: str | Path, *, base: str | Path | None = None) -> None:
     """Write a patch file. With `base`, which must be the graft's, tensors have the names of that folder; else prefix-free."""
-    target = Path(path)
-    atomic.check_target(target)
+    target, dense = Path(path), dense_file(path)
+    for file in (target, dense) if graft.heads else (target,):
+        atomic.check_target(file)
     raw = _names_in(base, graft) if base is not None else {name: name for name in (*graft.region, *graft.heads)}
     tensors: dict[str, Array] = {}
     for name, at in graft.region.sites.items():
         tensors[f"{raw[name]}.indices"] = at
         tensors[f"{raw[name]}.values"] = graft.written(name)
-    for name, head in graft.heads.items():
-        tensors[raw[name]] = head
-    with atomic.new_file(target) as temporary:
-        tensor_file.write(temporary, tensors, {"format": "pt"})
+    shapes = {raw[name]: list(graft.region.scope.shapes[name]) for name in graft.region}
+    with ExitStack() as files:
+        if graft.heads:
+            heads = {raw[name]: head for name, head in graft.heads.items()}
+            tensor_file.write(files.enter_context(atomic.new_file(dense)), heads, {"format": "pt"})
+        metadata = {"format": "pt", SHAPES: strict_json.canonical(shapes), "graft": graft.digest}
+        tensor_file.write(files.enter_context(atomic.new_file(target)), tensors, metadata)
 
 
 def _names_in(base: str | Path, graft: Graft) -> dict[str, str]:

@@ -55,9 +55,18 @@ def grafted(model: nn.Module, graft: GraftLike) -> Iterator[nn.Module]:
 
 def live_model(model: nn.Module) -> LiveModel:
     """The model's own LiveModel: one per model, so that everybody knows what is on it."""
+    model = _transformer(model)
     if model not in _LIVE:
         _LIVE[model] = LiveModel(model)
     return _LIVE[model]
+
+
+def _transformer(model: nn.Module) -> nn.Module:
+    """The model itself, or what a SentenceTransformer wraps with its pooling."""
+    if type(model).__name__ != "SentenceTransformer":
+        return model
+    inner = getattr(model, "transformers_model", None) or getattr(next(model.children()), "auto_model", None)
+    return inner if isinstance(inner, nn.Module) else model
 
 
 def tensors_of(model: nn.Module) -> MemoryTensors:

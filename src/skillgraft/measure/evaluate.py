@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from skillgraft.errors import InputError, WrongBase, listed
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import check_pair, extract, is_adapter
+from skillgraft.folders.hub import located
 from skillgraft.folders.weight_files import ADAPTER, has_adapters
 from skillgraft.live.bottleneck import stated_base
 from skillgraft.measure.damage import repaired
@@ -130,7 +131,7 @@ def evaluate(
     folders of another number format than the base's, rounded to it. Where prompts are completed `generates` has answers written.
     `controls` are tasks and files of plain text that no model should have changed: they are measured as well.
     """
-    tuned = _by_name(tuned)
+    base, tuned = located(base), {name: located(path) for name, path in _by_name(tuned).items()}
     skills = {name: graft_of(graft) for name, graft in _by_name(grafts).items()}
     changes, folders = _sorted_out(Path(base), tuned, skills, convert=convert)
     asked_about = [*map(as_task, tasks), *map(as_rows, controls)]

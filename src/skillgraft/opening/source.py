@@ -18,6 +18,7 @@ from typing import Any
 
 from skillgraft.errors import FormatError, InputError, listed
 from skillgraft.folders.checkpoint import Checkpoint, read_json
+from skillgraft.folders.hub import HubName, folder_at
 from skillgraft.opening.compat import can_load, hub_file
 
 TOKENIZER_FILES = (
@@ -37,6 +38,8 @@ class Source:
     @classmethod
     def of(cls, base: str | Path) -> Source:
         """The model of that folder, hub name, or `.gguf` file."""
+        if HubName.of(base):
+            base = folder_at(base)
         path = Path(base)
         if path.suffix == ".gguf" and path.is_file():
             return cls(str(path.parent), path.name)
@@ -158,6 +161,19 @@ class Source:
         if self.gguf:
             _forget_quantisation(model)
         return model, info
+
+    def skeleton(self, architecture: str) -> Any:
+        """A model of that class of transformers without numbers: its modules and their names, on no device."""
+        import torch
+        import transformers
+
+        kind = getattr(transformers, architecture, None)
+        if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+            raise InputError(
+                f"{self.name}: transformers {transformers.__version__} has no model class {architecture!r}"
+            )
+        with self._reading("the architecture"), torch.device("meta"):
+            return kind(self.config)
 
     @property
     def _gguf_option(self) -> dict[str, Any]:

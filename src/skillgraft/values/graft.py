@@ -84,16 +84,23 @@ class Graft:
 
     @classmethod
     def load(cls, path: str | Path) -> Graft:
-        """Read a graft file, or raise a FormatError that says what is wrong with it."""
+        """Read a graft file, or raise a FormatError that says what is wrong with it. A hub name is fetched."""
         from skillgraft.files.graft_file import load
+        from skillgraft.folders.hub import file_at
 
-        return load(path)
+        return load(file_at(path))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write a graft file, complete or not at all; an existing one is refused unless `overwrite`."""
         from skillgraft.files.graft_file import save
 
         save(self, path, overwrite=overwrite)
+
+    def push_to_hub(self, name: str, *, private: bool = False, licence: str | None = None) -> str:
+        """Upload the graft with a card to the repository `owner/name`; returns its address."""
+        from skillgraft.folders.hub import upload
+
+        return upload(self, name, private=private, licence=licence)
 
     def describe(self) -> dict[str, Any]:
         """Everything about the graft but its numbers, ready for JSON."""

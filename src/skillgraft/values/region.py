@@ -37,10 +37,11 @@ Shape = tuple[int, ...]
 
 # A scope's name is one of these or a pattern over parameter names; with UPPER in front, what it names in upper layers.
 UPPER = "upper:"
-_SCOPES: dict[str, Callable[[str], bool]] = {
-    "layers": in_layers,
-    "biases": lambda name: in_layers(name) and name.endswith("bias"),
-    "all": lambda name: not is_head(name),
+_SCOPES: dict[str, Callable[[str, Shape], bool]] = {
+    "layers": lambda name, _: in_layers(name),
+    "matrices": lambda name, shape: in_layers(name) and len(shape) == 2,
+    "biases": lambda name, _: in_layers(name) and name.endswith("bias"),
+    "all": lambda name, _: not is_head(name),
 }
 
 
@@ -58,13 +59,14 @@ class Scope:
 
     @classmethod
     def select(cls, label: str, shapes: Mapping[str, Shape]) -> Scope:
-        """The tensors among `shapes` that `label` names: layers, biases, all, or a pattern such as `*.attention.*`.
+        """The tensors among `shapes` that `label` names: layers, matrices, biases, all, or a pattern such as `*.attention.*`.
 
-        `upper:layers` (or `upper:` before any of these) names those in the upper half of the layers.
+        `matrices` are those of the layers: what has a low-rank form. `upper:layers` (or `upper:` before any of these) names
+        those in the upper half of the layers.
         """
         rest = label.removeprefix(UPPER)
-        chosen = _SCOPES.get(rest) or (lambda name: fnmatch.fnmatchcase(name, rest))
-        picked = {name: shape for name, shape in shapes.items() if chosen(name)}
+        chosen = _SCOPES.get(rest) or (lambda name, _: fnmatch.fnmatchcase(name, rest))
+        picked = {name: shape for name, shape in shapes.items() if chosen(name, shape)}
         if rest != label:
             upper = upper_layers(shapes)
             picked = {name: shape for name, shape in picked.items() if layer_of(name) in upper}
@@ -228,10 +230,11 @@ class Region:
 
     @classmethod
     def load(cls, path: str | Path) -> Region:
-        """The region of a region file or of a graft file."""
+        """The region of a region file or of a graft file. A hub name is fetched."""
         from skillgraft.files.graft_file import load_region
+        from skillgraft.folders.hub import file_at
 
-        return load_region(path)
+        return load_region(file_at(path))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write a region file; an existing one is refused unless `overwrite`."""

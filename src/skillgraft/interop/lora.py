@@ -1,0 +1,75 @@
+"""A graft as a PEFT LoRA adapter whose B · A is float32(after − before), bit for bit.
+
+Alpha equals the rank in every module, so that the scaling is 1. Merged by PEFT, before + delta rounds back to `after` at nearly
+every site; how many differ is counted. Heads travel whole, as `modules_to_save`. vLLM takes the folder as it is, where no heads
+are in it and the rank is at most 512.
+
+    export_lora("skill.safetensors", "BASE", "adapter")                       # refused if the rank exceeds max_rank
+    export_lora("skill.safetensors", "BASE", "adapter", drop=True, max_rank=64)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from skillgraft.files import atomic
+from skillgraft.files import tensors as tensor_file
+from skillgraft.interop.low_rank import Adapter, AdapterDeltas, LowRankForm
+from skillgraft.values.graft import GraftLike, graft_of
+from skillgraft.values.info import versions
+from skillgraft.values.numbers import Array
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+ROOT = "base_model.model."  # what PEFT puts in front of the names of the model that it wraps
+
+
+def export_lora(
+    graft: GraftLike, base: str | Path, out: str | Path, *, drop: bool = False, max_rank: int | None = None
+) -> Adapter:
+    """Write the graft as a PEFT adapter folder of its base.
+
+    `drop` leaves out what has no LoRA form, and what a rank above `max_rank` would need: there the lines that hold the most of
+    ‖delta‖² stay.
+    """
+    atomic.check_target(Path(out))
+    form = LowRankForm.of(graft_of(graft), base, drop=drop, max_rank=max_rank)
+    tensors: dict[str, Array] = {}
+    for module, a, b in form.factors():
+        tensors |= {f"{ROOT}{module.path}.lora_A.weight": a, f"{ROOT}{module.path}.lora_B.weight": b}
+    write_adapter(Path(out), form.parts, tensors, {"peft_type": "LORA", **_settings(form)})
+    return Adapter.written(Path(out), form.parts, form)
+
+
+def write_adapter(
+    folder: Path, parts: AdapterDeltas, tensors: Mapping[str, Array], settings: Mapping[str, Any]
+) -> None:
+    """An adapter folder, complete or not at all: its tensors with the graft's heads, and adapter_config.json."""
+    every = {**tensors, **{ROOT + name: head for name, head in parts.heads.items()}}
+    whole = {"peft_version": versions().get("peft"), **parts.modules.settings(parts.graft.heads), **settings}
+    made = {"format": "pt", "graft": parts.graft.digest, "base_fingerprint": parts.graft.base_fingerprint}
+    with atomic.new_folder(folder) as temporary:
+        tensor_file.write(temporary / WEIGHTS, every, made)
+        (temporary / CONFIG).write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _settings(form: LowRankForm) -> dict[str, Any]:
+    """What makes the scaling 1 in every module: alpha is the rank. `r` is the largest, which is what engines plan room for."""
+    largest = max(form.ranks.values())
+    patterns = {path: rank for path, rank in form.ranks.items() if rank != largest}
+    linear = form.parts.modules.linear
+    return {
+        "r": largest,
+        "lora_alpha": largest,
+        "rank_pattern": patterns,
+        "alpha_pattern": patterns,
+        "target_modules": sorted(form.ranks),
+        "fan_in_fan_out": any(linear[delta.name].transposed for delta in form.parts.deltas),
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "init_lora_weights": True,
+        "use_rslora": False,
+        "use_dora": False,
+    }
