@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from skillgraft.tasks.completions import COMPLETE_KEYS
 from skillgraft.tasks.prompt import FILTERS, LIMIT
 from skillgraft.tasks.sources import READERS
 from skillgraft.tasks.task_file import TASK_KEYS
@@ -49,7 +50,8 @@ def test_the_example_runs(tmp_path: Path) -> None:
 
 def test_every_key_is_described() -> None:
     top, prompt, describe = re.split(r"^`\[.*$", section("Keys"), maxsplit=2, flags=re.MULTILINE)
-    assert first_cells(top) == set(TASK_KEYS)
+    assert first_cells(top) - {"complete"} == set(TASK_KEYS)
+    assert first_cells(section("Prompts that are completed")) == set(COMPLETE_KEYS)
     assert first_cells(prompt) == set(PROMPT_KEYS)
     assert first_cells(describe) == set(DESCRIBE_KEYS)
 
