@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skillgraft import Data, Graft, TrainingPlan, combine, evaluate, finetune, forget, localize, search_scale
+from skillgraft import Data, Graft, TrainingPlan, combine, evaluate, extract, finetune, forget, localize, search_scale
 from skillgraft.errors import InputError
 from skillgraft.measure import METRICS
 from skillgraft.regions.choose import choose_region
@@ -155,3 +155,20 @@ def test_the_command_line_shows_losses_and_answers(run: Run, place: Path, graft:
     page = (place / "page.html").read_text()
     for part in ("perplexity", "Answers side by side", "red"):
         assert part in page
+
+
+def test_forgetting_goes_by_exact_answers_and_controls_may_be_text(place: Path, tuned: Path) -> None:
+    """From the tuned folder: the scale that leaves the fewest exact answers; the curve has NLL and exact match of all."""
+    (place / "notes.txt").write_text("".join(f"the a {letter} is the b\n" for letter in "abcdefghijklmnop"))
+    task = place / "facts.toml"
+    back = extract(tuned, place / "BASE")
+    gone = forget(
+        tuned, -1.0 * back, task=task, controls=[place / "notes.txt"], keep=0.01, points=4, most=1.5, data=DATA
+    )
+    points = gone.info["recipe"]["points"]
+    assert [set(point["exact"]) for point in points] == [{"facts", "notes"}] * 4
+    fewest = min(point["exact"]["facts"] for point in points if point["keeps"])
+    chosen = next(point for point in points if point["keeps"] and point["exact"]["facts"] == fewest)
+    assert gone.info["recipe"]["scale"] == chosen["scale"] > 0
+    assert points[0]["exact"]["facts"] > fewest
+    assert points[0]["nll"]["facts"] < chosen["nll"]["facts"]

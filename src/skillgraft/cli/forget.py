@@ -29,7 +29,9 @@ def run(
     graft: GraftFile,
     out: Out,
     task: Annotated[str, typer.Option("--task", metavar="T", help="The task to forget.")],
-    control: Annotated[list[str], typer.Option("--control", metavar="C", help="A task to keep; may be repeated.")],
+    control: Annotated[
+        list[str], typer.Option("--control", metavar="C", help="A task or text file to keep; may be repeated.")
+    ],
     keep_control: Annotated[float, typer.Option(help="Share of BASE's accuracy that every control keeps.")] = 0.95,
     points: Points = 21,
     most: Annotated[float, typer.Option(help="The largest scale to try.")] = 3.0,
@@ -54,12 +56,13 @@ def run(
     """
     from skillgraft.files import atomic, graft_file
     from skillgraft.tasks.data import Data, load_tasks
+    from skillgraft.tasks.plain_text import as_rows
 
     atomic.check_target(out)
     skill = output.load_graft(graft)
     data = Data(shots, train_rows, validation_rows, None, seed, readout, max_length)
     # Wrong data are refused here, before torch is imported, which takes seconds; they are read again later.
-    target, *controls = load_tasks([task, *control])
+    target, *controls = load_tasks([task, *map(as_rows, control)])
     for each in (target, *controls):
         data.needed(each, "validation")
 
@@ -71,9 +74,15 @@ def run(
     graft_file.save(found, out)
     facts = {key: found.info["recipe"][key] for key in ("scale", "scores", "base", "points")}
     names = [each.name for each in (target, *controls)]
-    header = ["scale", *names, f"keeps {keep_control:.0%}"]
+    completed = [name for name in names if name in facts["points"][0].get("exact", {})]
+    header = ["scale", *names, *(f"{name} exact" for name in completed), f"keeps {keep_control:.0%}"]
     table = [
-        (f"{one['scale']:g}", *(f"{100 * one['scores'][name]:.1f}" for name in names), "yes" if one["keeps"] else "no")
+        (
+            f"{one['scale']:g}",
+            *(f"{one['nll'][name]:.3f}" if name in completed else f"{100 * one['scores'][name]:.1f}" for name in names),
+            *(f"{100 * one['exact'][name]:.1f}" for name in completed),
+            "yes" if one["keeps"] else "no",
+        )
         for one in facts["points"]
     ]
     lines = [f"{out}: {len(found):,} entries at scale {-facts['scale']:g}"]

@@ -3,13 +3,15 @@
 The scale is the one with the lowest accuracy on the target task among those at which every control task keeps `keep` of the
 base's accuracy, all on validation rows. 21 scales are tried, from 0 to 3 and 0.15 apart. Accuracy decides for tasks that are
 scored by F1 too: F1 rises where a model without the skill answers yes to everything. Where prompts are completed the task's own
-metric decides; a loss is to rise on the target, and on controls at most to base's loss / `keep`.
+metric decides; a loss is to rise on the target, and on controls at most to base's loss / `keep`. If the base completes some
+prompts exactly, the scale at which the fewest are left decides before the loss, and of equal ones the smallest. Controls may be
+files of plain text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from skillgraft.predictions.completions import Completions
 from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.task_model import VALIDATION, TaskModel
 from skillgraft.tasks.data import Data, TaskLike, load_tasks
+from skillgraft.tasks.plain_text import as_rows
 from skillgraft.values.graft import Graft
 
 MOST = 3.0  # the largest scale (P2): a skill goes on being taken out beyond its own length
@@ -30,14 +33,21 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Trial:
-    """One scale: the tasks' accuracies there, and whether every control keeps enough."""
+    """One scale: the tasks' accuracies there, and whether every control keeps enough.
+
+    `exact` has, of tasks whose prompts are completed, the share of rows whose every token was the likeliest after the true ones
+    before it: what greedy generation gives back token for token. `nll` has the loss of each task.
+    """
 
     scale: float
     scores: Mapping[str, float]
     keeps: bool
+    nll: Mapping[str, float] = field(default_factory=dict)
+    exact: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        return {"scale": self.scale, "scores": dict(self.scores), "keeps": self.keeps}
+        own = {"scale": self.scale, "scores": dict(self.scores), "keeps": self.keeps, "nll": dict(self.nll)}
+        return {**own, "exact": dict(self.exact)} if self.exact else own
 
 
 @dataclass(frozen=True)
@@ -71,9 +81,10 @@ def forget(
     linearised around the base. `data` must be what the graft was trained with: it says which rows validate. Every scale that
     was tried is in the recipe.
     """
-    names = [each.name for each in load_tasks([task, *controls])]
+    asked_about = load_tasks([task, *map(as_rows, controls)])
+    names = [each.name for each in asked_about]
     opened = TaskModel.open(
-        base, [task, *controls], data=data, dtype=runtime.dtype, device=runtime.device, splits=(VALIDATION,)
+        base, asked_about, data=data, dtype=runtime.dtype, device=runtime.device, splits=(VALIDATION,)
     )
     change = as_graft(graft, base)
     along = Scaled(opened, (change,), linear=linear)
@@ -113,14 +124,28 @@ def negate(
         losses = frozenset(task for task, predictions in found.items() if is_loss(predictions))
         base = trials[0].scores if trials else scores
         kept = all(_keeps(scores[task], base[task], keep, is_loss=task in losses) for task in controls)
-        trials.append(Trial(scale, scores, kept))
+        nll = {task: METRICS["nll"](predictions) for task, predictions in found.items()}
+        trials.append(Trial(scale, scores, kept, nll, _exact(found)))
         progress(number, len(grid), {})
-    sign = -1 if target in losses else 1
-    chosen = min((each for each in trials if each.keeps), key=lambda each: (sign * each.scores[target], each.scale))
+    chosen = min((each for each in trials if each.keeps), key=_left(trials[0], target, losses))
     if chosen.scale == 0.0 and not or_base:
         raise InputError(_why_not(trials, target, controls, keep, losses))
     # The scores that the graft carries are its own, not those of what is made of it here.
     return Forgotten(at_scale(graft, -chosen.scale).with_info(scores=None), chosen, tuple(trials))
+
+
+def _left(base: Trial, target: str, losses: frozenset[str]) -> Callable[[Trial], tuple[float, float]]:
+    """What there still is of the target at a scale, the least being the best; then the scale."""
+    if target in losses and base.exact.get(target):
+        return lambda trial: (trial.exact[target], trial.scale)
+    sign = -1 if target in losses else 1
+    return lambda trial: (sign * trial.scores[target], trial.scale)
+
+
+def _exact(found: Mapping[str, AnyPredictions]) -> dict[str, float]:
+    return {
+        task: float((each.hits == each.tokens).mean()) for task, each in found.items() if isinstance(each, Completions)
+    }
 
 
 def _score(predictions: AnyPredictions) -> float:

@@ -84,8 +84,12 @@ class TunedPair:
 
     def score_now(self) -> float:
         """The mean score over tasks of the model as it stands, on the compared rows; by tuned's answers if it learns these."""
-        learned = self.tasks if self.plan.labels == "tuned" else self.unlabelled
-        return float(np.mean([self._score_now(task, self.compared[task], learned) for task in self.tasks]))
+        return float(np.mean([self._score_now(task, self.compared[task], self.taught) for task in self.tasks]))
+
+    @property
+    def taught(self) -> frozenset[str]:
+        """The tasks on which tuned's own answers are learned, and not labels."""
+        return frozenset(self.tasks) if self.plan.labels == "tuned" else self.unlabelled
 
     def _score_now(self, task: str, rows: Sequence[Encoded], unlabelled: Collection[str]) -> float:
         if task in unlabelled:
@@ -135,14 +139,15 @@ class TunedPair:
     def _measured(self, task: str) -> dict[str, float]:
         """The loss of the model as it stands on a task's scored rows; of labelled ones also score and calibration error."""
         rows = self.scored(task)
+        loss = {"loss": self.targets.distance(task, rows)} if task in self.taught else {}
         if task in self.unlabelled:
-            return {"loss": self.targets.distance(task, rows)}
+            return loss
         found = self.opened.answers(task, rows)
-        facts = {"loss": METRICS["nll"](found), "score": METRICS["score"](found)}
+        facts = {"loss": METRICS["nll"](found), "score": METRICS["score"](found), **loss}
         return facts if isinstance(found, Completions) else {**facts, "ece": METRICS["ece"](found)}
 
     def base_loss(self) -> float:
-        """The mean loss of base over tasks: NLL, or KL to tuned's answers where there are no labels."""
+        """The mean loss of base over tasks: NLL, or KL to tuned's answers where these are learned."""
         return float(np.mean([self._loss(task, self.base_predictions, 0) for task in self.tasks]))
 
     def _improvement(self) -> float:
@@ -156,7 +161,7 @@ class TunedPair:
         return gain
 
     def _loss(self, task: str, predictions: Callable[[str], AnyPredictions], model: int) -> float:
-        return self.distances(task)[model] if task in self.unlabelled else METRICS["nll"](predictions(task))
+        return self.distances(task)[model] if task in self.taught else METRICS["nll"](predictions(task))
 
     def distances(self, task: str) -> tuple[float, float]:
         """How far base and tuned are from the task's teacher, as mean KL over its scored rows; asked once."""

@@ -233,8 +233,13 @@ class Data:
             raise InputError(f"seed must be at least 0, found {self.seed}")
 
     def split(self, task: Task) -> Split:
-        """The rows that train and the rows that validate."""
-        return training_split(task, shots=self.shots, rows=self.train_rows, seed=self.seed)
+        """The rows that train and the rows that validate. Of plain text `shots` and `train_rows` are so many at most."""
+        shots, rows = self.shots, self.train_rows
+        if task.completing is not None and task.completing.layout == "text":
+            pool = len(training_pool(task))
+            wanted = rows if shots is None else shots
+            shots, rows = None, wanted if wanted is not None and wanted < pool - _kept_back(pool) else None
+        return training_split(task, shots=shots, rows=rows, seed=self.seed)
 
     def examples(self, task: Task, split: str) -> Examples:
         """The rows of one split: train, validation or test."""
