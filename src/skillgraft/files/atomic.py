@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from skillgraft.errors import InputError, RunError
+from skillgraft.files.regular import open_lock
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
@@ -75,9 +76,12 @@ def new_folder(path: Path) -> Iterator[Path]:
 def locked(path: Path) -> Iterator[None]:
     """Holds a lock file while the body runs; another process waits. The lock of a killed process is free at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    descriptor = open_lock(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
