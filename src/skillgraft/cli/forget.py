@@ -76,5 +76,12 @@ def run(
         (f"{one['scale']:g}", *(f"{100 * one['scores'][name]:.1f}" for name in names), "yes" if one["keeps"] else "no")
         for one in facts["points"]
     ]
-    lines = [f"{out}: {len(found):,} entries at scale {-facts['scale']:g}"]
-    output.show({"out": str(out), **facts}, as_json=json, lines=[*lines, *output.columns(table, header=header)])
+    lines = [
+        f"{out}: {len(found):,} entries at scale {-facts['scale']:g}",
+        *output.digest_lines({out.name: found.digest}),
+    ]
+    output.show(
+        {"out": str(out), "digest": found.digest, **facts},
+        as_json=json,
+        lines=[*lines, *output.columns(table, header=header)],
+    )

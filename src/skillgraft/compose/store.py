@@ -23,7 +23,7 @@ from typing import Any
 
 from skillgraft.errors import FormatError, InputError, RunError, WrongBase, did_you_mean, listed
 from skillgraft.files import atomic, graft_file
-from skillgraft.files.regular import open_lock
+from skillgraft.files.regular import CONFIG_BYTES, open_lock, read_text
 from skillgraft.folders.apply import Named, WrittenFolder, apply
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.values import strict_json
@@ -61,7 +61,7 @@ class ContinualStore:
         if not file.is_file():
             raise InputError(f"{path} is not a store: it has no {STORE}; `skillgraft continual add` makes one")
         try:
-            return _parsed(Path(path), strict_json.parse(file.read_text(encoding="utf-8")))
+            return _parsed(Path(path), strict_json.parse(read_text(file, limit=CONFIG_BYTES)))
         except (ValueError, KeyError, TypeError) as error:
             raise FormatError(f"{file}: not what skillgraft wrote ({error}); take it from a backup") from None
 

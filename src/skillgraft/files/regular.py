@@ -16,7 +16,7 @@ from typing import BinaryIO
 from skillgraft.errors import InputError
 
 CONFIG_BYTES = 16_000_000  # config.json, adapter_config.json, skillgraft.json, an index, what a verb printed
-VOCABULARY_BYTES = 256_000_000  # tokenizer.json and its like
+VOCABULARY_BYTES = 64_000_000  # tokenizer.json and its like
 TASK_BYTES = 1_000_000  # TOML: tasks, plans
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
