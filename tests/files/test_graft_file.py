@@ -52,7 +52,7 @@ def test_a_missing_file_and_a_folder(tmp_path):
     for read in (load, load_region, load_info, is_region_file):
         with pytest.raises(InputError, match=r"none\.safetensors cannot be read: No such file"):
             read(tmp_path / "none.safetensors")
-        with pytest.raises(InputError, match="cannot be read: Is a directory"):
+        with pytest.raises(InputError, match="is a folder, expected an ordinary file"):
             read(tmp_path)
 
 

@@ -274,8 +274,8 @@ def test_ledger_and_card_say_what_is_on(two, tmp_path):
     ]
     assert ledger["versions"]["skillgraft"]
     card = (tmp_path / "b" / "README.md").read_text()
-    assert card.startswith("---\nbase_model: base\ntags: [skillgraft]\n---\n")
-    assert f"| g0.safetensors | {len(first.graft)} | 0.5 | `{first.graft.digest[:16]}…` |" in card
+    assert card.startswith('---\nbase_model: "base"\ntags: [skillgraft]\n---\n')
+    assert f"| g0.safetensors | {len(first.graft)} | 0.5 | `{first.graft.digest}` |" in card
     assert f"| g1.safetensors | {len(second.graft)} | 1 |" in card
     assert (tmp_path / "b" / "README.base.md").read_text() == "the base's card"
 

@@ -44,11 +44,11 @@ def test_what_travels_and_what_does_not(shards, tmp_path):
 
 def test_folder_with_links_becomes_a_folder_with_file_names(tmp_path):
     """As in a hub cache, where a snapshot's files are links to blobs."""
-    real, tuned = write_folder(tmp_path / "real", body()), write_folder(tmp_path / "tuned", moved(body()))
-    base = tmp_path / "snapshot"
-    base.mkdir()
+    real, tuned = write_folder(tmp_path / "blobs", body()), write_folder(tmp_path / "tuned", moved(body()))
+    base = tmp_path / "snapshots" / "5f1d"
+    base.mkdir(parents=True)
     for file in real.iterdir():
-        (base / file.name).symlink_to(file)
+        (base / file.name).symlink_to(f"../../blobs/{file.name}")
     apply(base, *named(extract(base, tuned)), out=tmp_path / "on")
     assert not any(file.is_symlink() for file in (tmp_path / "on").iterdir())
     assert same_weights(tmp_path / "on", tuned)

@@ -16,6 +16,9 @@ GraftFile = Annotated[Path, typer.Argument(metavar="G", help="A graft file, or a
 GraftFiles = Annotated[list[Path], typer.Argument(metavar="G...", help="Graft files, or hub names.")]
 Out = Annotated[Path, typer.Option("-o", "--out", help="Where to write; must not exist.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+NoSync = Annotated[
+    bool, typer.Option("--no-sync", help="Do not wait until the disk has it; a power cut may lose the output.")
+]
 Head = Annotated[
     Path | None, typer.Option("--head", metavar="G", help="Whose heads to keep where grafts bring different ones.")
 ]

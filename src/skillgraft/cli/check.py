@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
@@ -11,20 +12,29 @@ from skillgraft.cli.arguments import Base, GraftFile, Json
 from skillgraft.errors import WrongBase
 
 
-def run(base: Base, graft: GraftFile, json: Json = False) -> None:
-    """Tell whether a graft fits a base; exit code 3 if it does not.
+def run(
+    base: Base,
+    graft: GraftFile,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse whatever changes more than entries.")] = False,
+    json: Json = False,
+) -> None:
+    """Tell whether a graft fits a base, and what it would change; exit code 3 if it does not fit.
 
     Headers and sites alone are read, so it takes seconds at any size.
 
     \b
-    Example
+    Examples
       skillgraft check BASE skill.safetensors
+      skillgraft check BASE skill.safetensors --strict
     """
-    from skillgraft.folders.apply import check
+    from skillgraft.folders.apply import Named, check
 
-    report = check(base, graft)
+    loaded = output.load_graft(graft)
+    report = check(base, Named(loaded, graft.name), strict=strict)
     prints = "same fingerprint" if report.same_fingerprint else "another fingerprint, but the sites are what counts"
     verdict = f"{graft} fits {base}: {report.entries:,} sites, {prints}" if report.fits else report.problem
-    output.show({"base": str(base), "graft": str(graft), **asdict(report)}, as_json=json, lines=[verdict])
+    lines = [verdict, *report.reach.lines(), *output.digest_lines({graft.name: loaded.digest})]
+    facts = {"base": str(base), "graft": str(graft), "digest": loaded.digest, **asdict(report)}
+    output.show(facts, as_json=json, lines=lines)
     if not report.fits:
         raise typer.Exit(WrongBase.exit_code)

@@ -118,6 +118,8 @@ def run(
         more, lines = {"scale": result.scale}, []
     graft_file.save(result.with_info(scores=None, recipe=recipe, command=output.command_line()), out)
     facts = {"out": str(out), "entries": len(result), "density": result.region.density, "form": result.form}
+    facts["digest"] = result.digest
+    lines = [*lines, *output.digest_lines({out.name: result.digest})]
     first = f"{out}: {len(result):,} entries, density {result.region.density:.2e}, {result.form} form"
     output.show({**facts, "rule": rule, **more}, as_json=json, lines=[first, *lines])
 

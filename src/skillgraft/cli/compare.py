@@ -28,4 +28,5 @@ def run(grafts: GraftFiles, json: Json = False) -> None:
     for measure in ("coverage", "jaccard", "cosine"):
         rows = [(name, *(f"{value:.3f}" for value in row)) for name, row in zip(names, facts[measure], strict=True)]
         lines += [*output.columns(rows, header=[measure, *names]), ""]
-    output.show(facts, as_json=json, lines=lines[:-1])
+    lines += output.digest_lines(dict(zip(names, facts["digests"], strict=True)))
+    output.show(facts, as_json=json, lines=lines)

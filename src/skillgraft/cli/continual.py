@@ -137,7 +137,7 @@ def _add(
         stages = _stages(learning, existing["tuned"], runtime)
         after = add(store, base, loaded, learning=learning, on_stage=stages, runtime=runtime, **existing)
     facts = _facts(after)[-1]
-    lines = [f"{store}: {facts['task']} is task {len(after.kept)}", *_table([facts])]
+    lines = [f"{store}: {facts['task']} is task {len(after.kept)}", *_table([facts]), *_digests([facts])]
     output.show({"store": str(store), **facts}, as_json=as_json, lines=lines)
 
 
@@ -152,7 +152,11 @@ def _use(store: Path, base: Path, task: str, out: Path | None, *, json: bool) ->
     outcome = known.use(base, name, out)
     grafts = list(known.tasks[: known.tasks.index(name) + 1])
     line = f"{out}: the model for {name}; {outcome.entries:,} entries of {', '.join(grafts)} on {base}"
-    output.show({**output.outcome(outcome), "task": name, "grafts": grafts}, as_json=json, lines=[line])
+    output.show(
+        {**output.outcome(outcome), "task": name, "grafts": grafts},
+        as_json=json,
+        lines=[line, *output.digest_lines(outcome.digests)],
+    )
 
 
 def _list(store: Path, *, json: bool) -> None:
@@ -169,7 +173,11 @@ def _list(store: Path, *, json: bool) -> None:
         **total,
         "tasks": tasks,
     }
-    output.show(facts, as_json=json, lines=[head, *_table(tasks)] if tasks else [head])
+    output.show(facts, as_json=json, lines=[head, *_table(tasks), *_digests(tasks)] if tasks else [head])
+
+
+def _digests(tasks: list[dict[str, Any]]) -> list[str]:
+    return output.digest_lines({each["file"]: each["digest"] for each in tasks})
 
 
 def _facts(store: ContinualStore) -> list[dict[str, Any]]:
@@ -178,6 +186,7 @@ def _facts(store: ContinualStore) -> list[dict[str, Any]]:
         {
             "task": kept.task,
             "file": kept.file,
+            "digest": kept.digest,
             "entries": len(named.graft),
             "density": named.graft.region.density,
             "bytes": (store.path / kept.file).stat().st_size,

@@ -81,7 +81,8 @@ def run(
 
         assert base is not None
         apply(base, graft, out=out)
-    output.show(facts, as_json=json, lines=lines)
+    facts["digest"] = loaded.digest
+    output.show(facts, as_json=json, lines=[*lines, *output.digest_lines({graft.name: loaded.digest})])
 
 
 def _adapter(to: Format, graft: Path, base: Path, out: Path, *, drop: bool, max_rank: int | None) -> Adapter:

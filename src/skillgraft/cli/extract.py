@@ -64,6 +64,7 @@ def run(
         "removed": graft.info.get("removed", []),
         "outside_scope": outside,
         "base_fingerprint": graft.base_fingerprint,
+        "digest": graft.digest,
     }
     lines = [
         f"{out}: {len(graft):,} entries, density {graft.region.density:.2e} of {graft.region.scope.label!r}, "
@@ -73,4 +74,5 @@ def run(
         lines.append(f"heads that travel whole: {listed(graft.heads)}")
     if outside:
         lines.append(f"left out, changed outside the scope: {sum(outside.values()):,} entries in {listed(outside)}")
+    lines += output.digest_lines({out.name: graft.digest})
     output.show(result, as_json=json, lines=lines)

@@ -85,5 +85,12 @@ def run(
         )
         for one in facts["points"]
     ]
-    lines = [f"{out}: {len(found):,} entries at scale {-facts['scale']:g}"]
-    output.show({"out": str(out), **facts}, as_json=json, lines=[*lines, *output.columns(table, header=header)])
+    lines = [
+        f"{out}: {len(found):,} entries at scale {-facts['scale']:g}",
+        *output.digest_lines({out.name: found.digest}),
+    ]
+    output.show(
+        {"out": str(out), "digest": found.digest, **facts},
+        as_json=json,
+        lines=[*lines, *output.columns(table, header=header)],
+    )

@@ -23,13 +23,15 @@ def run(
       skillgraft inspect skill.safetensors --json
     """
     from skillgraft.files.graft_file import is_region_file, load_info, load_region
+    from skillgraft.folders.reach import in_words
 
     facts: dict[str, Any] = {"file": str(file), "bytes": file.stat().st_size if file.exists() else 0}
     if is_region_file(file):
         fingerprint, info = load_info(file)
         facts |= {**load_region(file).describe(), "base_fingerprint": fingerprint, "made": dict(info)}
     else:
-        facts |= output.load_graft(file).describe()
+        graft = output.load_graft(file)
+        facts |= {**graft.describe(), "in_words": in_words(graft)}
     output.show(facts, as_json=json, lines=_lines(facts))
 
 
@@ -41,10 +43,10 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     ]
     if "form" in facts:
         lines.append(f"{facts['form']} form, scale {facts['scale']:g}, norm {facts['norm']:.4g}")
-    if facts.get("heads"):
-        lines.append("heads: " + ", ".join(f"{name} {shape}" for name, shape in facts["heads"].items()))
     lines += _chat(made.get("chat", {}))
     lines.append(f"base {made.get('base', 'unnamed')}, fingerprint {facts['base_fingerprint'][:16]}…")
+    if "digest" in facts:
+        lines += [f"digest {facts['digest']}", "", "in a model it", *(f"  {line}" for line in facts["in_words"])]
     for title, counts in (("by kind", facts["by_kind"]), ("by layer", facts["by_layer"])):
         lines += ["", title, *output.columns([("  " + k, f"{n:,}", _share(n, entries)) for k, n in counts.items()])]
     kept = {key: value for key, value in made.items() if key not in ("base", "versions")}

@@ -205,7 +205,7 @@ def _graft(
     next_commands = list(hints(located, command=sys.argv[1:], out=out))
     facts = {
         "out": str(out), "entries": len(graft), "density": graft.region.density, "method": method, "bytes": size,
-        "scale": graft.scale,
+        "scale": graft.scale, "digest": graft.digest,
         "validation": scores, "curve": list(located.curve), "curve_kind": asked["curve"] if located.curve else None,
         "by_layer": graft.region.by_layer(), "by_kind": graft.region.by_kind(),
         "search": graft.info["recipe"].get("search"), "trials": list(located.trials), "match": located.way or None,
@@ -214,7 +214,8 @@ def _graft(
     head = f"{out}: {len(graft):,} entries, density {graft.region.density:.2e}, {output.human_bytes(size)}"
     head += f", {graft.scale:g} × the change" if graft.scale != 1.0 else ""
     table = output.score_table("validation", scores) if scores else _way(located.way)
-    lines = [head, *table, *_trials(located.trials), *output.region_bars(graft.region)]
+    lines = [head, *output.digest_lines({out.name: graft.digest}), *table, *_trials(located.trials)]
+    lines += output.region_bars(graft.region)
     if located.curve:
         lines += ["", f"curve: {CURVES[asked['curve']]}", *_curve(located.curve, scores)]
     lines += [line for hint in next_commands for line in ("", f"{hint['why']}:", f"  {hint['command']}")]

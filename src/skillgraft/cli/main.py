@@ -41,6 +41,7 @@ from skillgraft.cli import (
 )
 from skillgraft.cli.panels import PanelCommand
 from skillgraft.errors import SkillgraftError, missing_package
+from skillgraft.values.escaping import terminal, terminal_lines
 
 # Options of 0.1.0 and what they are called now.
 RENAMED = {
@@ -121,7 +122,8 @@ def _failed(error: Exception, given: Sequence[str]) -> int:
     code, message = int(getattr(error, "exit_code", 1)), _explanation(error)
     if "--json" in given:
         output.show({"error": {"kind": type(error).__name__, "message": message, "exit_code": code}}, as_json=True)
-    print(traceback.format_exc() if "--debug" in given else _line(error, message), file=sys.stderr)
+    shown = traceback.format_exc() if "--debug" in given else _line(error, message)
+    print(terminal_lines(shown), file=sys.stderr)
     return code
 
 
@@ -145,13 +147,15 @@ def _is_usage(error: Exception) -> bool:
 def _explanation(error: Exception) -> str:
     """What a person should read; what is neither ours nor a usage error is a bug or the machine."""
     if isinstance(error, SkillgraftError):
-        return str(error)
+        return terminal(str(error))
     if _is_usage(error):
         found: Any = error
         return str(found.format_message())
     if isinstance(error, ModuleNotFoundError) and (hint := missing_package(error.name)):
         return hint
-    return f"{type(error).__name__}: {error}\nThis looks like a bug; run again with --debug to see where."
+    return (
+        f"{type(error).__name__}: {terminal(str(error))}\nThis looks like a bug; run again with --debug to see where."
+    )
 
 
 def _renamed(message: str) -> str:

@@ -5,7 +5,6 @@ Without a terminal progress is a line every ten seconds. `--quiet` shows no prog
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skillgraft.report.numbers import human_bytes as human_bytes
+from skillgraft.values.escaping import plain_json, terminal
 from skillgraft.values.printing import SCORE_COLUMNS as SCORE_COLUMNS
 from skillgraft.values.printing import answer_lines as answer_lines
 from skillgraft.values.printing import columns as columns
@@ -51,8 +51,8 @@ def set_volume(*, quiet: bool, verbose: bool) -> None:
 
 
 def show(result: Mapping[str, Any], *, as_json: bool, lines: Sequence[str] = ()) -> None:
-    """Print the result for a machine or for a person."""
-    print(json.dumps(result, ensure_ascii=False, default=str) if as_json else "\n".join(lines))
+    """Print the result for a machine or for a person. Names come from files: nothing in them reaches the terminal as it is."""
+    print(plain_json(result) if as_json else "\n".join(map(terminal, lines)))
 
 
 def command_line() -> str:
@@ -155,7 +155,13 @@ def outcome(written: WrittenFolder) -> dict[str, Any]:
         "entries": written.entries,
         "whole_tensors": list(written.whole),
         "left_out": list(written.left_out),
+        "digests": dict(written.digests),
     }
+
+
+def digest_lines(digests: Mapping[str, str]) -> list[str]:
+    """Which grafts these are: names can be given to anything, a digest to one content only."""
+    return [f"digest of {file}: {digest}" for file, digest in digests.items()]
 
 
 @contextmanager

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from skillgraft.cli import output
-from skillgraft.cli.arguments import GraftFiles, Json, Out
+from skillgraft.cli.arguments import GraftFiles, Json, NoSync, Out
 
 
 def run(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `skillgraft apply` wrote.")],
     grafts: GraftFiles,
     out: Out,
+    no_sync: NoSync = False,
     json: Json = False,
 ) -> None:
     """Write a copy of a grafted folder without these grafts.
@@ -27,6 +28,7 @@ def run(
     """
     from skillgraft.folders.apply import remove
 
-    outcome = remove(folder, *grafts, out=out)
+    outcome = remove(folder, *grafts, out=out, sync=not no_sync)
     lines = [f"{out}: {outcome.entries:,} entries and {len(outcome.whole)} whole tensors put back"]
+    lines += output.digest_lines(outcome.digests)
     output.show(output.outcome(outcome), as_json=json, lines=lines)

@@ -23,6 +23,7 @@ from typing import Any
 
 from skillgraft.errors import FormatError, InputError, RunError, WrongBase, did_you_mean, listed
 from skillgraft.files import atomic, graft_file
+from skillgraft.files.regular import CONFIG_BYTES, open_lock, read_text
 from skillgraft.folders.apply import Named, WrittenFolder, apply
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.values import strict_json
@@ -30,6 +31,7 @@ from skillgraft.values.graft import Graft, total
 
 STORE = "store.json"
 LOCK = ".lock"
+_OWNER_BYTES = 24  # of a lock: the number of the process that holds it, padded, so that nothing is ever cut off
 FORMAT, FORMAT_VERSION = "skillgraft.store", "1"
 
 
@@ -59,7 +61,7 @@ class ContinualStore:
         if not file.is_file():
             raise InputError(f"{path} is not a store: it has no {STORE}; `skillgraft continual add` makes one")
         try:
-            return _parsed(Path(path), strict_json.parse(file.read_text(encoding="utf-8")))
+            return _parsed(Path(path), strict_json.parse(read_text(file, limit=CONFIG_BYTES)))
         except (ValueError, KeyError, TypeError) as error:
             raise FormatError(f"{file}: not what skillgraft wrote ({error}); take it from a backup") from None
 
@@ -168,17 +170,21 @@ def writing(path: str | Path, base: Checkpoint) -> Iterator[ContinualStore]:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """The kernel takes the lock back when its process ends, however it ends: nothing is left to clean up after a kill."""
-    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+    descriptor = open_lock(folder / LOCK)
+    try:
+        owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+        if owner and not owner.isdecimal():
+            raise InputError(f"{folder / LOCK} holds something else than a process number; it is no lock: move it away")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
-            raise RunError(f"{folder} is being written by another process ({owner}); wait until it is done") from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+            raise RunError(
+                f"{folder} is being written by another process ({owner or 'unknown'}); wait until it is done"
+            ) from None
+        os.pwrite(descriptor, f"{os.getpid()}\n".ljust(_OWNER_BYTES).encode(), 0)
         yield
+    finally:
+        os.close(descriptor)
 
 
 def _nearly_empty(folder: Path) -> bool:

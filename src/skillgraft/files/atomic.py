@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -16,13 +18,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from skillgraft.errors import InputError, RunError
+from skillgraft.files.regular import open_lock
 
+_LONGEST_NAME = 255  # bytes, on every file system in use
+_PROCESS = re.compile("[1-9][0-9]{0,9}", re.ASCII)
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 
 
 def check_target(path: Path, *, overwrite: bool = False) -> None:
     """Refuse, before the work starts, a target that exists or whose folder cannot be written."""
+    if "\0" in str(path) or len(os.fsencode(path.name)) > _LONGEST_NAME:
+        raise InputError(
+            f"{str(path)[:80]!r} cannot be written: a file's name has at most {_LONGEST_NAME} bytes; choose another"
+        )
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists already; choose another output or remove it first")
     parent = path.absolute().parent
@@ -48,19 +57,22 @@ def new_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
             temporary.replace(path)
         else:
             _publish_file(temporary, path)
+        _sync(path.parent)
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """Yields a temporary folder to fill; on success it becomes `path`, on any failure it is gone.
 
-    Its gigabytes are not forced to the disk: a killed process loses nothing that it wrote, and a power cut is left to
-    the file system.
+    Everything in it is on the disk before it gets its name, so that a power cut leaves all or nothing. Without `sync` that is
+    left to the file system: a killed process loses nothing all the same.
     """
     check_target(path)
     with _partial(path) as temporary:
         temporary.mkdir()
         yield temporary
+        if sync:
+            _to_disk(temporary)
         try:
             if path.exists():  # renaming onto an empty folder would succeed silently; onto a filled one it fails
                 raise FileExistsError(errno.EEXIST, "exists", str(path))
@@ -69,22 +81,27 @@ def new_folder(path: Path) -> Iterator[Path]:
             if error.errno in _TAKEN:
                 raise _appeared(path) from error
             raise
+        if sync:
+            _sync(path.parent)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Holds a lock file while the body runs; another process waits. The lock of a killed process is free at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    descriptor = open_lock(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
 def _partial(path: Path) -> Iterator[Path]:
     # The process that owns it is in the name: a folder can be shared by machines, each with its own processes.
     owner = f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    temporary = path.parent / f".{path.name}.partial-{owner}"
+    temporary = path.parent / f".{_stem(path)}.partial-{owner}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_orphans(path)
@@ -122,27 +139,45 @@ def _explained(error: OSError, path: Path, temporary: Path) -> RunError:
     return RunError(f"{path} could not be written: {error}; nothing was left behind")
 
 
-def _sync(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk. Some file systems cannot do that with folders."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(descriptor)
 
 
+def _to_disk(folder: Path) -> None:
+    """Force everything below a folder to the disk, what lies deepest first."""
+    for below, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            _sync(Path(below) / name)
+        _sync(Path(below))
+
+
 def _remove_orphans(path: Path) -> None:
     """Remove what a killed run to the same target left, unless its process lives. Other machines' are left to them."""
-    mine = f".{path.name}.partial-{os.uname().nodename}-"
+    mine = f".{_stem(path)}.partial-{os.uname().nodename}-"
     for orphan in path.parent.iterdir():
         process = orphan.name.removeprefix(mine).split("-", 1)[0]
-        if orphan.name.startswith(mine) and process.isdigit() and not _alive(int(process)):
+        if orphan.name.startswith(mine) and _PROCESS.fullmatch(process) and not _alive(int(process)):
             _delete(orphan)
+
+
+def _stem(path: Path) -> str:
+    """What a temporary file is called after: the target's name, or a digest where both together would be too long."""
+    long = len(os.fsencode(path.name)) > _LONGEST_NAME // 2
+    return hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32] if long else path.name
 
 
 def _alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

@@ -20,17 +20,20 @@ import numpy as np
 from skillgraft.errors import FormatError, SkillgraftError, listed
 from skillgraft.files import atomic
 from skillgraft.files import tensors as tensor_file
-from skillgraft.files.tensors import TensorFile, in_file, is_shape
+from skillgraft.files.archives import ALWAYS_UNPACKED
+from skillgraft.files.tensors import Entry, TensorFile, in_file, is_shape
 from skillgraft.values import strict_json
 from skillgraft.values.graft import Graft
 from skillgraft.values.info import ITEMS, Info
 from skillgraft.values.numbers import Array
-from skillgraft.values.region import Indices, Region, Scope
+from skillgraft.values.region import Indices, Region, Scope, index_dtype
 
 T = TypeVar("T")
 FORMAT_VERSION = "1"
 GRAFT, REGION = "skillgraft.graft", "skillgraft.region"
 _MAX_HEADER_BYTES = 64_000_000
+_STRETCH = 1 << 20  # bytes of a bitmap at a time
+_TIMES_UNPACKED = 16
 _PARTS = ("indices", "bitmap", "before", "values", "delta", "head")
 _FORMS = {"exact": "values", "arithmetic": "delta"}
 _RESERVED = (
@@ -213,10 +216,31 @@ def _decode(file: TensorFile, name: str, size: int) -> Array:
     expected = (size + 7) // 8
     if entry.tag != "U8" or entry.shape != (expected,):
         raise FormatError(f"{name}.bitmap: expected U8 [{expected}], found {entry.tag} {list(entry.shape)}")
-    flags = np.unpackbits(file.flat(entry.name), bitorder="little")
-    if flags[size:].any():
+    return _unpacked(file, entry, name, size)
+
+
+def _unpacked(file: TensorFile, entry: Entry, name: str, size: int) -> Array:
+    """The set bits of a bitmap as indices, stretch by stretch. How many there are is known before room is made for them."""
+    stretches = [(low, min(low + _STRETCH, entry.size)) for low in range(0, entry.size, _STRETCH)]
+    count = sum(int(np.bitwise_count(file.flat(entry.name, low, high)).sum(dtype=np.int64)) for low, high in stretches)
+    before = file.entries.get(f"{name}.before")
+    if before is not None and before.shape != (count,):
+        raise FormatError(f"{name}.bitmap: {count:,} entries, {name}.before has the shape {list(before.shape)}")
+    index = index_dtype(size)
+    if before is None and count * index.itemsize > max(ALWAYS_UNPACKED, _TIMES_UNPACKED * entry.nbytes):
+        raise FormatError(
+            f"{name}.bitmap: {count:,} entries would take {count * index.itemsize:,} bytes of memory, the most that is read from "
+            f"{entry.nbytes:,} is {max(ALWAYS_UNPACKED, _TIMES_UNPACKED * entry.nbytes):,}"
+        )
+    found, done = np.empty(count, index), 0
+    for low, high in stretches:
+        at = np.flatnonzero(np.unpackbits(file.flat(entry.name, low, high), bitorder="little"))
+        found[done : done + len(at)] = at + low * 8
+        done += len(at)
+    if count and int(found[-1]) >= size:
         raise FormatError(f"{name}.bitmap: bits beyond the {size} entries are set")
-    return np.flatnonzero(flags[:size])
+    found.flags.writeable = False
+    return found
 
 
 def _numbers(file: TensorFile, region: Region, part: str) -> dict[str, Array]:
@@ -229,10 +253,8 @@ def _numbers(file: TensorFile, region: Region, part: str) -> dict[str, Array]:
 
 
 def _read(file: TensorFile, name: str) -> Array:
-    """A copy: a graft must outlive whatever becomes of its file, and touching a map that was cut short ends the process."""
-    array = file.read(name).copy()
-    array.flags.writeable = False
-    return array
+    """In memory of its own: a graft must outlive whatever becomes of its file."""
+    return file.read(name)
 
 
 def _scope(metadata: Mapping[str, str]) -> Scope:

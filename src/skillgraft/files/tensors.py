@@ -10,26 +10,39 @@ dtype and shape, repeated names, unknown formats.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import mmap
 import os
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import signal
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
-from skillgraft.errors import FormatError, InputError, SkillgraftError
+from skillgraft.errors import FormatError, InputError, SkillgraftError, listed
+from skillgraft.files.regular import opened
 from skillgraft.values import strict_json
 from skillgraft.values.numbers import DTYPES, QUANTISED, TAGS, Array
 
 MAX_HEADER_BYTES = 100_000_000  # what the safetensors package allows
 _MAX_DIMENSIONS = 64  # what numpy allows
 _MAX_MESSAGE = 600
+_LONGEST_NAME = 1_000
+# Sites nearer than a page or so are read and written together, and no stretch is longer than a few megabytes.
+_NEAR = 1024
+_WINDOW = 1024 * 1024
+_READ_AT_ONCE = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -53,19 +66,20 @@ class Entry:
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A checked safetensors file. Reading gives views of mapped memory: nothing is loaded before it is touched."""
+    """A checked safetensors file. Nothing but its header is loaded before it is asked for."""
 
     path: Path
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str]
     data_start: int
     stamp: tuple[int, int, int]
+    _promise: list[int] = field(default_factory=list, compare=False, repr=False)  # the descriptor whose lease is held
 
     @classmethod
     def open(cls, path: Path, *, max_header_bytes: int = MAX_HEADER_BYTES) -> TensorFile:
         """Check the header against the file and remember where everything lies."""
         try:
-            with path.open("rb") as file:
+            with opened(path) as file:
                 status = os.fstat(file.fileno())
                 header, start = _read_header(file, status.st_size, max_header_bytes)
             metadata = _checked_metadata(header.pop("__metadata__", {}))
@@ -76,21 +90,100 @@ class TensorFile:
             raise in_file(path, error) from None
         return cls(path, entries, metadata, start, _stamp(status))
 
+    def header_text(self) -> str:
+        """The header as it stands in the file, its padding included."""
+        with self.path.open("rb") as file:
+            return file.read(self.data_start)[8:].decode()
+
     @cached_property
     def _mapped(self) -> mmap.mmap:
         self.check_unchanged()
         with self.path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
+    @cached_property
+    def _descriptor(self) -> int:
+        """The file, open as long as this value lives: whoever puts another in its place does not change what is read."""
+        with opened(self.path) as file:
+            if _stamp(os.fstat(file.fileno())) != self.stamp:
+                raise _changed(self.path)
+            descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """While the body runs `flat` gives views of mapped memory, which is half as fast again as reading.
+
+        To touch what a file has no more ends the process. So the kernel is asked to let nobody write to the file before we
+        know (a lease): whoever wants to waits until the next stretch is asked for, which is then an error, or until the end.
+        Where there is no such promise (other people's files, network folders) everything is read as usual.
+        """
+        descriptor = self._descriptor
+        if self._promise or not _lease(descriptor):
+            yield
+            return
+        self._promise.append(descriptor)
+        try:
+            yield
+        finally:
+            self._promise.clear()
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
     def flat(self, name: str, low: int = 0, high: int | None = None) -> Array:
-        """Entries [low, high) of a tensor as a read-only view of the mapped file."""
+        """Entries [low, high) of a tensor, read-only: read into memory of their own, or see `steady`.
+
+        A file that was cut short or written to meanwhile is an error.
+        """
         entry = self.entries[name]
         high = entry.size if high is None else high
-        start = entry.start + low * entry.dtype.itemsize
-        return np.frombuffer(self._mapped, entry.dtype, count=high - low, offset=start)
+        if self._promise:
+            if fcntl.fcntl(self._promise[0], fcntl.F_GETLEASE) != fcntl.F_RDLCK:
+                raise _changed(self.path)
+            return self.mapped(name)[low:high]
+        result = np.empty(max(0, high - low), entry.dtype)
+        self._fill(result, entry.start + low * entry.dtype.itemsize)
+        result.flags.writeable = False
+        return result
+
+    def at(self, name: str, sites: npt.NDArray[np.integer[Any]]) -> Array:
+        """The numbers at sorted sites. Neighbours are read together: the cost follows the sites, not the tensor."""
+        entry, size = self.entries[name], self.entries[name].dtype.itemsize
+        result = np.empty(len(sites), entry.dtype)
+        edges = windows(sites)
+        firsts, lasts = sites[edges[:-1]].tolist(), sites[edges[1:] - 1].tolist()
+        for (low, high), first, last in zip(pairwise(edges.tolist()), firsts, lasts, strict=True):
+            if last - first == high - low - 1:
+                self._fill(result[low:high], entry.start + first * size)
+            else:
+                window = np.empty(last + 1 - first, entry.dtype)
+                self._fill(window, entry.start + first * size)
+                result[low:high] = window[sites[low:high] - first]
+        return result
+
+    def _fill(self, array: Array, place: int) -> None:
+        """Read exactly as many bytes as the array has."""
+        room, done = array.view(np.uint8).data, 0
+        while done < len(room):
+            count = os.preadv(self._descriptor, [room[done : done + _READ_AT_ONCE]], place + done)
+            if count == 0:
+                raise InputError(
+                    f"{self.path} became shorter while it was being read; run again on a file that nobody writes"
+                )
+            done += count
+
+    def mapped(self, name: str) -> Array:
+        """A whole tensor as a read-only view of the mapped file, for who holds it for as long as a model.
+
+        To touch a part that the file has no more ends the process: everybody else reads, or is `steady`.
+        """
+        entry = self.entries[name]
+        if not entry.nbytes:
+            return np.empty(0, entry.dtype)
+        return np.frombuffer(self._mapped, entry.dtype, count=entry.size, offset=entry.start)
 
     def read(self, name: str) -> Array:
-        """A whole tensor in its shape, still a view."""
+        """A whole tensor in its shape."""
         return self.flat(name).reshape(self.entries[name].shape)
 
     def check_unchanged(self) -> None:
@@ -100,7 +193,29 @@ class TensorFile:
         except OSError as error:
             raise InputError(f"{self.path} disappeared while working") from error
         if _stamp(status) != self.stamp:
-            raise InputError(f"{self.path} changed while it was being read; run again on a file that nobody writes")
+            raise _changed(self.path)
+
+
+def _lease(descriptor: int) -> bool:
+    """Whether the kernel promises to tell before anybody writes to the file. Its signal is one that is ignored by default."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except (OSError, AttributeError):  # not ours, open for writing, a file system or a system without leases
+        return False
+    return True
+
+
+def _changed(path: Path) -> InputError:
+    return InputError(f"{path} changed while it was being read; run again on a file that nobody writes")
+
+
+def windows(at: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    """The edges in sorted `at` of stretches whose sites lie near each other."""
+    if not len(at):
+        return np.zeros(1, np.int64)
+    apart = (np.diff(at) > _NEAR) | (np.diff(at // _WINDOW) > 0)
+    return np.concatenate([[0], np.flatnonzero(apart) + 1, [len(at)]])
 
 
 def write(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
@@ -119,7 +234,13 @@ def write(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str])
 
 
 def header_bytes(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
-    """The eight length bytes and the header, for entries whose `start` counts from the end of the header."""
+    """The eight length bytes and the header, for entries whose `start` counts from the end of the header.
+
+    Refused: two entries of one name, of which a reader would see one.
+    """
+    if len({entry.name for entry in entries}) < len(entries):
+        counts = Counter(entry.name for entry in entries)
+        raise FormatError(f"repeated names: {listed(sorted(name for name in counts if counts[name] > 1))}")
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     for entry in entries:
         offsets = [entry.start, entry.start + entry.nbytes]
@@ -127,6 +248,15 @@ def header_bytes(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of eight
     return len(text).to_bytes(8, "little") + text
+
+
+def layout_of(text: str) -> list[Entry]:
+    """Where the tensors of a header lie, in the order of the file, counted from the header's end."""
+    header = _parsed_header(text)
+    _checked_metadata(header.pop("__metadata__", {}))
+    entries = {name: _checked_entry(name, found, 0) for name, found in header.items()}
+    _check_contiguous(entries, 0, sum(entry.nbytes for entry in entries.values()))
+    return sorted(entries.values(), key=lambda entry: (entry.start, entry.nbytes))
 
 
 def _read_header(file: BinaryIO, file_size: int, limit: int) -> tuple[dict[str, Any], int]:
@@ -142,12 +272,19 @@ def _read_header(file: BinaryIO, file_size: int, limit: int) -> tuple[dict[str, 
     if len(text) < length:
         raise FormatError(f"truncated: the header ends after {len(text)} of {length} bytes")
     try:
-        header = strict_json.parse(text.decode())
+        return _parsed_header(text.decode()), 8 + length
+    except UnicodeDecodeError as error:
+        raise FormatError(f"the header is not valid JSON: {error}") from None
+
+
+def _parsed_header(text: str) -> dict[str, Any]:
+    try:
+        header = strict_json.parse(text)
     except ValueError as error:
         raise FormatError(f"the header is not valid JSON: {error}") from None
     if not isinstance(header, dict):
         raise FormatError("the header is not a JSON object")
-    return header, 8 + length
+    return header
 
 
 def in_file(path: Path, error: SkillgraftError) -> FormatError:
@@ -181,6 +318,11 @@ def _checked_metadata(metadata: Any) -> dict[str, str]:
 
 def _checked_entries(header: Mapping[str, Any], data_start: int, file_size: int) -> dict[str, Entry]:
     entries = {name: _checked_entry(name, found, data_start) for name, found in header.items()}
+    _check_contiguous(entries, data_start, file_size)
+    return entries
+
+
+def _check_contiguous(entries: Mapping[str, Entry], data_start: int, file_size: int) -> None:
     position = data_start
     for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.nbytes)):
         if entry.start != position:
@@ -191,7 +333,6 @@ def _checked_entries(header: Mapping[str, Any], data_start: int, file_size: int)
         raise FormatError(f"truncated: the tensors need {position:,} bytes, the file has {file_size:,}")
     if position < file_size:
         raise FormatError(f"{file_size - position:,} bytes follow the last tensor")
-    return entries
 
 
 def _checked_entry(name: str, found: Any, data_start: int) -> Entry:
@@ -200,6 +341,8 @@ def _checked_entry(name: str, found: Any, data_start: int) -> Entry:
             pass
         case _:
             raise FormatError(f"{name}: expected dtype, shape and two data_offsets, found {reprlib.repr(found)}")
+    if len(name) > _LONGEST_NAME:
+        raise FormatError(f"a tensor's name has {len(name):,} characters, the most that is read is {_LONGEST_NAME:,}")
     if tag in QUANTISED:
         raise FormatError(f"{name}: {tag} is a quantised format; skillgraft works on F64, F32, F16 and BF16 weights")
     if tag not in DTYPES:

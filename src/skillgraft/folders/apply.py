@@ -11,30 +11,41 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from skillgraft.errors import AlreadyApplied, HeadConflict, InputError, NotApplied, Overlap, WrongBase, listed
+from skillgraft.errors import (
+    AlreadyApplied,
+    FormatError,
+    HeadConflict,
+    InputError,
+    NotApplied,
+    Overlap,
+    WrongBase,
+    listed,
+)
 from skillgraft.files import atomic
+from skillgraft.folders.beside import narrow_folder
 from skillgraft.folders.chat import agreed_chat, check_chat, write_chat
-from skillgraft.folders.checkpoint import Checkpoint, Tensors, renamed
+from skillgraft.folders.checkpoint import Checkpoint, renamed
 from skillgraft.folders.ledger import (
     BASE_CARD,
     CARD,
+    LEDGER,
     Layer,
     Ledger,
     Member,
     agreed_settings,
     settings_of,
-    undone_tensors,
     write_card,
     write_config,
-    write_undo,
 )
-from skillgraft.folders.rewrite import Edit, copy_edited
+from skillgraft.folders.reach import Reach, joined, reach, refuse_unpermitted, refuse_what_cannot_be_undone
+from skillgraft.folders.rewrite import Edit, copy_edited, fits_layout
+from skillgraft.folders.undo import Kept, known, undone_tensors, write_undo
 from skillgraft.folders.weight_files import refuse_adapters
 from skillgraft.values.graft import Graft, GraftLike, graft_of, total
 from skillgraft.values.info import versions
@@ -49,7 +60,8 @@ def check_not_on(source: Checkpoint, graft: Graft, ledger: Ledger, *, file: str)
 
 
 def check_fits(source: Checkpoint, graft: Graft, ledger: Ledger, *, file: str) -> None:
-    """Raise unless the numbers at the graft's sites are its `before` and no other graft's head is in its way."""
+    """Raise unless the graft changes only what grafts may, its sites hold `before`, and no other graft's head is in its way."""
+    refuse_unpermitted(source, graft, file=file)
     _check_sites(source, graft, ledger, file)
     check_chat(graft.info.get("chat", {}), file)
     for name, head in graft.heads.items():
@@ -60,7 +72,7 @@ def check_fits(source: Checkpoint, graft: Graft, ledger: Ledger, *, file: str) -
             )
 
 
-def differing(source: Tensors, graft: Graft) -> dict[str, int]:
+def differing(source: Checkpoint, graft: Graft) -> dict[str, int]:
     """Parameter → how many of its sites do not hold the graft's `before`; missing parameters count whole."""
     result = {}
     for name, at in graft.region.sites.items():
@@ -68,7 +80,7 @@ def differing(source: Tensors, graft: Graft) -> dict[str, int]:
         if foreign or source.dtypes[name] != graft.before[name].dtype:
             result[name] = len(at)
         else:
-            differ = int((bits(source.flat(name)[at]) != bits(graft.before[name])).sum())
+            differ = int((bits(source.at(name, at)) != bits(graft.before[name])).sum())
             if differ:
                 result[name] = differ
     return result
@@ -116,8 +128,8 @@ def _made_for(graft: Graft) -> str:
     return f"{graft.info.text('base') or 'an unnamed base'} (fingerprint {graft.base_fingerprint[:12]}…)"
 
 
-def _holds_already(source: Tensors, graft: Graft) -> bool:
-    return all((bits(source.flat(n)[at]) == bits(graft.written(n))).all() for n, at in graft.region.sites.items())
+def _holds_already(source: Checkpoint, graft: Graft) -> bool:
+    return all((bits(source.at(n, at)) == bits(graft.written(n))).all() for n, at in graft.region.sites.items())
 
 
 @dataclass(frozen=True)
@@ -143,29 +155,32 @@ def _called(graft: GraftLike) -> str:
 
 @dataclass(frozen=True)
 class WrittenFolder:
-    """What was written: how many entries and whole tensors changed, and which weights in other formats were left out."""
+    """What was written: how many entries and whole tensors changed, which weights in other formats were left out; and what is
+    on the folder now, by file and digest."""
 
     path: Path
     entries: int
     whole: tuple[str, ...]
     left_out: tuple[str, ...]
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Whether a graft fits a base: everything that `apply` would check."""
+    """Whether a graft fits a base: everything that `apply` would check; and what it would change besides its sites."""
 
     fits: bool
     same_fingerprint: bool
     entries: int
     differing: Mapping[str, int]
     problem: str
+    reach: Reach
 
 
-def check(base: str | Path, *grafts: GraftLike | Named) -> CheckReport:
+def check(base: str | Path, *grafts: GraftLike | Named, strict: bool = False) -> CheckReport:
     """Compare grafts with a base, reading headers and sites only. Never raises for a misfit; says what is wrong.
 
-    Several are checked as `apply` would put them on: together.
+    Several are checked as `apply` would put them on: together. `strict` wants a graft that changes nothing but its sites.
     """
     given = _named(grafts, "check")
     source = Checkpoint.open(base)
@@ -175,7 +190,9 @@ def check(base: str | Path, *grafts: GraftLike | Named) -> CheckReport:
         for named in given:
             check_not_on(source, named.graft, ledger, file=named.file)
             check_fits(source, named.graft, ledger, file=named.file)
-        total([named.graft for named in given])  # refuses what cannot be combined
+        whole = total([named.graft for named in given])  # refuses what cannot be combined
+        layers = _layers(given, whole, ledger, [named.graft for named in given], scale=1.0)
+        _edited_names(source, ledger.plus(layers), whole, layers, [named.graft for named in given])
     except InputError as error:
         problem = str(error)
     found: dict[str, int] = {}
@@ -183,7 +200,10 @@ def check(base: str | Path, *grafts: GraftLike | Named) -> CheckReport:
         for name, count in differing(source, named.graft).items():
             found[name] = found.get(name, 0) + count
     same = all(source.fingerprint == named.graft.base_fingerprint for named in given)
-    return CheckReport(not problem, same, sum(len(named.graft) for named in given), found, problem)
+    changes = joined(reach(source, named.graft) for named in given)
+    if strict and changes and not problem:
+        problem = f"{listed([named.file for named in given])} changes more than its sites: {'; '.join(changes.lines())}"
+    return CheckReport(not problem, same, sum(len(named.graft) for named in given), found, problem, changes)
 
 
 def apply(
@@ -192,15 +212,20 @@ def apply(
     out: str | Path,
     scale: float = 1.0,
     head: GraftLike | None = None,
+    sync: bool = True,
 ) -> WrittenFolder:
     """Write a copy of the base folder with the grafts on it: one as it is, several as their sum, each times `scale`.
 
-    Where the grafts bring different heads of one name, `head` says whose are taken.
+    Where the grafts bring different heads of one name, `head` says whose are taken. Without `sync` the output is not forced to
+    the disk before it gets its name.
     """
-    return _apply(base, _named(grafts, "apply"), Path(out), scale=scale, head=None if head is None else graft_of(head))
+    chosen = None if head is None else graft_of(head)
+    return _apply(base, _named(grafts, "apply"), Path(out), scale=scale, head=chosen, sync=sync)
 
 
-def _apply(base: str | Path, grafts: Sequence[Named], out: Path, *, scale: float, head: Graft | None) -> WrittenFolder:
+def _apply(
+    base: str | Path, grafts: Sequence[Named], out: Path, *, scale: float, head: Graft | None, sync: bool
+) -> WrittenFolder:
     source = _open_for(base, out)
     before = Ledger.of(source)
     _check_head(grafts, head)
@@ -209,22 +234,16 @@ def _apply(base: str | Path, grafts: Sequence[Named], out: Path, *, scale: float
         check_not_on(source, named.graft, before, file=named.file)
         check_fits(source, _times(named.graft, scale), before, file=named.file)
     deciding = [head] if head else [named.graft for named in grafts]
-    settings, prefix = agreed_settings(deciding), _agreed_prefix(deciding)
-    groups = _overlapping(grafts)
-    layers = [_layer(group, whole, before, deciding, settings=settings, prefix=prefix, scale=scale) for group in groups]
+    layers = _layers(grafts, whole, before, deciding, scale=scale)
     after = before.plus(layers)
-    sums = [total([_times(named.graft.without_heads(), scale) for named in group]) for group in groups]
-    edit = Edit(
-        after.prefix,
-        _numbers(source, sums, Graft.written),
-        {_raw_head(source, name, after.prefix, deciding): head for name, head in whole.heads.items()},
-        frozenset({*whole.heads, *(name for layer in layers for name in layer.removed)} & source.places.keys()),
-    )
-    left_out = _write(source, before, after, edit, out)
-    return WrittenFolder(out, len(whole), tuple(edit.add), left_out)
+    add, drop = _edited_names(source, after, whole, layers, deciding)
+    sums = [total([_times(named.graft.without_heads(), scale) for named in group]) for group in _overlapping(grafts)]
+    edit = Edit(after.prefix, _numbers(source, sums, Graft.written), add, drop)
+    left_out = _write(source, before, after, edit, out, sync=sync)
+    return WrittenFolder(out, len(whole), tuple(edit.add), left_out, after.digest_of)
 
 
-def remove(folder: str | Path, *grafts: GraftLike | Named, out: str | Path) -> WrittenFolder:
+def remove(folder: str | Path, *grafts: GraftLike | Named, out: str | Path, sync: bool = True) -> WrittenFolder:
     """Write a copy of a grafted folder without these grafts: the saved old numbers go back, nothing is subtracted."""
     given = {named.graft.digest: named for named in _named(grafts, "remove")}
     source = _open_for(folder, Path(out))
@@ -242,8 +261,8 @@ def remove(folder: str | Path, *grafts: GraftLike | Named, out: str | Path) -> W
         undone_tensors(source, before, after),
         (before.heads - after.heads) & source.places.keys(),
     )
-    left_out = _write(source, before, after, edit, Path(out))
-    return WrittenFolder(Path(out), sum(map(len, sums)), tuple(edit.add), left_out)
+    left_out = _write(source, before, after, edit, Path(out), sync=sync)
+    return WrittenFolder(Path(out), sum(map(len, sums)), tuple(edit.add), left_out, after.digest_of)
 
 
 def _open_for(folder: str | Path, target: Path) -> Checkpoint:
@@ -256,17 +275,38 @@ def _open_for(folder: str | Path, target: Path) -> Checkpoint:
     return source
 
 
-def _write(source: Checkpoint, before: Ledger, after: Ledger, edit: Edit, target: Path) -> tuple[str, ...]:
+def _write(
+    source: Checkpoint, before: Ledger, after: Ledger, edit: Edit, target: Path, *, sync: bool
+) -> tuple[str, ...]:
     """The output folder, whole or not at all; returns what was left out."""
-    with atomic.new_folder(target) as folder:
-        left_out = copy_edited(source, folder, edit, skip=["config.json", CARD, BASE_CARD])
-        write_config(after, folder)
+    kept = Kept.of(source, before)
+    if not after.applied:
+        restored = replace(edit, layouts=kept.headers)
+        fits = bool(kept.headers) and fits_layout(source, restored)
+        edit, kept = (restored, kept) if fits else (edit, kept.without_layout())
+    with atomic.new_folder(target, sync=sync) as folder:
+        narrow_folder(folder, like=source.path)
+        copied = copy_edited(source, folder, edit, skip=["config.json", CARD, BASE_CARD])
+        write_config(after, folder, like=source.path)
         if any(layer.chat for layer in (*before.applied, *after.applied)):
             write_chat(after.base_chat, [layer.chat for layer in after.applied], folder)
-        write_undo(source, before, after, folder)
-        after.write(folder, versions=versions())
+        if after.applied:
+            write_undo(source, before, after, folder, kept=kept.with_headers(copied.old_headers))
+        else:
+            kept.write_files(folder, like=source)
+        after.write(folder, versions=versions(), like=known(source, LEDGER))
         write_card(source, after, folder)
-    return tuple(left_out)
+        _read_back(folder, edit, after)
+    return copied.left_out
+
+
+def _read_back(folder: Path, edit: Edit, after: Ledger) -> None:
+    """What was written is opened as everybody will open it, before it gets its name."""
+    written = Checkpoint.open(folder)
+    if written.prefix != edit.prefix or Ledger.of(written).applied != after.applied:
+        raise FormatError(
+            f"{folder} would not be read as what was written: the prefix {written.prefix!r}, not {edit.prefix!r}"
+        )
 
 
 def _sum_on(layer: Layer, given: Mapping[str, Named], source: Checkpoint) -> Graft:
@@ -280,7 +320,7 @@ def _sum_on(layer: Layer, given: Mapping[str, Named], source: Checkpoint) -> Gra
     on = total([_times(given[member.digest].graft.without_heads(), member.scale) for member in layer.members])
     for name, at in on.region.sites.items():
         check_comparable(source, on, name, listed([member.file for member in layer.members]))
-        differ = int((bits(source.flat(name)[at]) != bits(on.written(name))).sum())
+        differ = int((bits(source.at(name, at)) != bits(on.written(name))).sum())
         if differ:
             raise WrongBase(
                 f"{source.path} was changed after the graft came on: {differ} of {len(at)} sites differ in {name}; "
@@ -315,6 +355,30 @@ def _agreed_prefix(grafts: Sequence[Graft]) -> str | None:
     """What the body's names begin with under the grafts' architecture, if they say one thing."""
     said = {graft.info["prefix"] for graft in grafts if "prefix" in graft.info}
     return said.pop() if len(said) == 1 else None
+
+
+def _layers(
+    grafts: Sequence[Named], whole: Graft, before: Ledger, deciding: Sequence[Graft], *, scale: float
+) -> list[Layer]:
+    """What the ledger notes: a layer for each group of grafts that overlap."""
+    settings, prefix = agreed_settings(deciding), _agreed_prefix(deciding)
+    return [
+        _layer(group, whole, before, deciding, settings=settings, prefix=prefix, scale=scale)
+        for group in _overlapping(grafts)
+    ]
+
+
+def _edited_names(
+    source: Checkpoint, after: Ledger, whole: Graft, layers: Sequence[Layer], deciding: Sequence[Graft]
+) -> tuple[dict[str, Array], frozenset[str]]:
+    """Whole tensors by their names in the copy, and the base's that go; proved to come off again by their names alone."""
+    add = {_raw_head(source, name, after.prefix, deciding): head for name, head in whole.heads.items()}
+    drop = frozenset({*whole.heads, *(name for layer in layers for name in layer.removed)} & source.places.keys())
+    files = listed([member.file for layer in layers for member in layer.members])
+    if len(add) < len(whole.heads):
+        raise InputError(f"{files} would give two whole tensors one name, which no reader could tell apart")
+    refuse_what_cannot_be_undone(source, prefix=after.prefix, added=add, dropped=drop, file=files)
+    return add, drop
 
 
 def _layer(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skillgraft.errors import FormatError, InputError
+from skillgraft.files.regular import CONFIG_BYTES, read_bytes
 from skillgraft.folders.weight_files import read_json
 from skillgraft.values.graft import Graft
 
@@ -68,7 +69,7 @@ def agreed_chat(grafts: Sequence[Graft]) -> dict[str, Any]:
 def chat_files(folder: Path) -> dict[str, str]:
     """The two files as they are in a base, as text; one that is not there is left out."""
     return {
-        name: (folder / name).read_bytes().decode("latin-1")
+        name: read_bytes(folder / name, limit=CONFIG_BYTES).decode("latin-1")
         for name in (TEMPLATE, GENERATION)
         if (folder / name).is_file()
     }
@@ -95,7 +96,7 @@ def _template(folder: Path) -> str:
     """In a file of its own, or, as older versions wrote it, among the tokenizer's settings."""
     if (folder / TEMPLATE).is_file():
         try:
-            return (folder / TEMPLATE).read_bytes().decode()
+            return read_bytes(folder / TEMPLATE, limit=CONFIG_BYTES).decode()
         except UnicodeDecodeError as error:
             raise FormatError(f"{folder / TEMPLATE} is not text in UTF-8: {error}") from None
     inside = read_json(folder / TOKENIZER).get("chat_template") if (folder / TOKENIZER).is_file() else None

@@ -13,6 +13,7 @@ import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,8 @@ from skillgraft.values.names import body_prefix, counting_order, in_layers, is_b
 from skillgraft.values.numbers import Array, bits, is_float, round_once, same_bits
 from skillgraft.values.region import Indices, Shape
 
-CHUNK_BYTES = 64 * 1024 * 1024
+_LONGEST_NAME = 200
+CHUNK_BYTES = 4 * 1024 * 1024  # read at once: small enough to stay in memory that is warm
 
 
 class Tensors(Protocol):
@@ -120,8 +122,12 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """What to call this model: its hub name if the config tells, else the folder's name."""
-        named = cached_name(self.path) or self.config.get("_name_or_path", "")
-        return named if named and not Path(named).is_absolute() else self.path.resolve().name
+        if cached := cached_name(self.path):
+            return cached
+        named = self.config.get("_name_or_path")
+        if isinstance(named, str) and 0 < len(named) <= _LONGEST_NAME and named.isprintable():
+            return self.path.resolve().name if Path(named).is_absolute() else named
+        return self.path.resolve().name
 
     @property
     def sharded(self) -> bool:
@@ -141,16 +147,23 @@ class Checkpoint:
         return {name: place.file.entries[place.raw].dtype for name, place in self.places.items()}
 
     def flat(self, name: str, low: int = 0, high: int | None = None) -> Array:
-        """Entries [low, high) of a tensor: a read-only view of the mapped file.
-
-        Touching mapped memory that the file no longer has would end the process, so each stretch looks at the file first.
-        """
+        """Entries [low, high) of a tensor."""
         place = self.places[name]
         place.file.check_unchanged()
         return place.file.flat(place.raw, low, high)
 
+    def at(self, name: str, sites: Indices) -> Array:
+        """The numbers at sorted sites of a tensor."""
+        place = self.places[name]
+        place.file.check_unchanged()
+        return place.file.at(place.raw, sites)
+
+    def mapped(self, name: str) -> Array:
+        """A whole tensor, flat: a view of its file, for who holds it for as long as a model."""
+        return self.places[name].file.mapped(self.places[name].raw)
+
     def read(self, name: str) -> Array:
-        """A whole tensor, still a view."""
+        """A whole tensor."""
         return self.flat(name).reshape(self.shapes[name])
 
     @cached_property
@@ -184,6 +197,14 @@ class Checkpoint:
     def check_unchanged(self) -> None:
         for file in self.files:
             file.check_unchanged()
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """For the time of a pass over everything: stretches are mapped where that is safe; see `TensorFile.steady`."""
+        with ExitStack() as files:
+            for file in self.files:
+                files.enter_context(file.steady())
+            yield
 
 
 def fingerprint(tensors: Tensors, *, without: Iterable[str] = ()) -> str:
@@ -219,18 +240,17 @@ def content_digest(tensors: Tensors) -> str:
 
 def _blocks(tensors: Tensors, name: str) -> Iterator[bytes]:
     """64 blocks of 64 bytes, evenly spread from the first to the last byte; a small tensor whole."""
-    numbers = tensors.flat(name)
-    per_block = 64 // numbers.itemsize
-    if len(numbers) <= 64 * per_block:
-        yield numbers.tobytes()
+    size, per_block = math.prod(tensors.shapes[name]), 64 // tensors.dtypes[name].itemsize
+    if size <= 64 * per_block:
+        yield tensors.flat(name).tobytes()
         return
     for block in range(64):
-        low = block * (len(numbers) - per_block) // 63
-        yield numbers[low : low + per_block].tobytes()
+        low = block * (size - per_block) // 63
+        yield tensors.flat(name, low, low + per_block).tobytes()
 
 
 def chunks(size: int, itemsize: int) -> Iterator[tuple[int, int]]:
-    """[low, high) stretches of at most 64 MB that cover `size` entries."""
+    """[low, high) stretches of at most 4 MB that cover `size` entries."""
     step = CHUNK_BYTES // itemsize
     for low in range(0, size, step):
         yield low, min(low + step, size)
@@ -277,10 +297,23 @@ def _prefix_free(raw: Mapping[str, TensorFile], prefix: str, folder: Path) -> di
 
 
 def _same_tensors(tensors: Tensors, group: list[str]) -> Iterator[tuple[str, str]]:
-    """(twin, name) pairs among tensors of one shape; the body's own name is the one that counts."""
-    ordered = sorted(group, key=counting_order)
-    for place, twin in enumerate(ordered):
-        for name in ordered[:place]:
-            if same_tensor(tensors, tensors, name, twin):
-                yield twin, name
-                break
+    """(twin, name) pairs among tensors of one shape; the body's own name is the one that counts.
+
+    A sample of each tells most apart; where several look alike whole digests decide, so that the time follows the size.
+    """
+    alike: dict[bytes, list[str]] = defaultdict(list)
+    for name in group:
+        alike[hashlib.sha256(b"".join(_blocks(tensors, name))).digest()].append(name)
+    for names in alike.values():
+        counted: dict[bytes, str] = {}
+        for name in sorted(names, key=counting_order) if len(names) > 1 else ():
+            first = counted.setdefault(_digest(tensors, name), name)
+            if first != name:
+                yield name, first
+
+
+def _digest(tensors: Tensors, name: str) -> bytes:
+    sha = hashlib.sha256()
+    for low, high in chunks(math.prod(tensors.shapes[name]), tensors.dtypes[name].itemsize):
+        sha.update(bits(tensors.flat(name, low, high)).data)
+    return sha.digest()

@@ -17,7 +17,8 @@ def compare(grafts: Mapping[str, GraftLike]) -> dict[str, Any]:
         "cosine": lambda a, b: a.cosine(b),
     }
     tables = {key: _table(given, measure) for key, measure in measures.items()}
-    return {"grafts": list(grafts), "entries": [len(graft) for graft in given], **tables}
+    facts = {"entries": [len(graft) for graft in given], "digests": [graft.digest for graft in given]}
+    return {"grafts": list(grafts), **facts, **tables}
 
 
 def _table(grafts: Sequence[Graft], measure: Callable[[Graft, Graft], float]) -> list[list[float]]:

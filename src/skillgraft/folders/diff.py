@@ -162,16 +162,17 @@ def diff(
     cells: dict[Cell, Change] = {}
     done, size = 0, sum(map(math.prod, pairing.shared.values()))
     outside: dict[str, Change] = {}
-    for name, shape in pairing.shared.items():
-        if name in within.shapes:
-            parts = parts_of(name, within.shapes)
-            for part, change in zip(parts, _changes(before, source, name, parts, tally), strict=True):
-                cell = layer_of(name), part.kind
-                cells[cell] = cells.get(cell, Change()) + change
-        else:
-            outside[name] = sum(_changes(before, source, name, parts_of(name, {name: shape})), Change())
-        done += math.prod(shape)
-        progress(done, size)
+    with before.steady(), after.steady():
+        for name, shape in pairing.shared.items():
+            if name in within.shapes:
+                parts = parts_of(name, within.shapes)
+                for part, change in zip(parts, _changes(before, source, name, parts, tally), strict=True):
+                    cell = layer_of(name), part.kind
+                    cells[cell] = cells.get(cell, Change()) + change
+            else:
+                outside[name] = sum(_changes(before, source, name, parts_of(name, {name: shape})), Change())
+            done += math.prod(shape)
+            progress(done, size)
     before.check_unchanged()
     after.check_unchanged()
     overhead = _overhead(source, pairing, within)

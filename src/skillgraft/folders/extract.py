@@ -19,12 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from skillgraft.errors import FormatError, InputError, listed
+from skillgraft.files.regular import VOCABULARY_BYTES, read_bytes
 from skillgraft.folders.chat import travelling_chat
 from skillgraft.folders.checkpoint import Checkpoint, RoundedTensors, Tensors, chunks, same_tensor, take
+from skillgraft.folders.config import refuse_other_settings, travelling_settings
 from skillgraft.folders.hub import folder_at
 from skillgraft.folders.lora import LoraCheckpoint, is_plain_lora
 from skillgraft.folders.movement import Progress, check_budget, count_of, most_moved, silent
 from skillgraft.folders.patch import PatchCheckpoint, is_patch
+from skillgraft.folders.reach import refuse_unpermitted
 from skillgraft.folders.weight_files import SINGLE, read_json, refuse_adapters
 from skillgraft.values.graft import Graft
 from skillgraft.values.info import Info, versions
@@ -38,16 +41,24 @@ def check_same_vocabulary(base: Path, tuned: Path) -> None:
     for name, tokens in _VOCABULARIES.items():
         ours, theirs = base / name, tuned / name
         if ours.is_file() and theirs.is_file():
-            if tokens(ours) != tokens(theirs):
+            if _bytes(ours) != _bytes(theirs) and tokens(ours) != tokens(theirs):
                 raise InputError(
                     f"the tokenizers differ: {ours} and {theirs} do not have the same tokens; a graft needs one vocabulary"
                 )
             return
 
 
+def _bytes(path: Path) -> bytes:
+    return read_bytes(path, limit=VOCABULARY_BYTES)
+
+
+def _vocabulary(path: Path) -> dict[str, Any]:
+    return read_json(path, limit=VOCABULARY_BYTES)
+
+
 def _tokens(path: Path) -> Any:
     """Vocabulary, merges and added tokens of a tokenizer.json."""
-    content = read_json(path)
+    content = _vocabulary(path)
     try:
         model, added = content.get("model") or {}, content.get("added_tokens") or []
         # Newer files spell a merge as a pair, older ones as two words.
@@ -60,22 +71,15 @@ def _tokens(path: Path) -> Any:
 # Tokenizer file → what in it makes the vocabulary.
 _VOCABULARIES: Mapping[str, Callable[[Path], Any]] = {
     "tokenizer.json": _tokens,
-    "vocab.json": read_json,
-    "vocab.txt": Path.read_bytes,
-    "spiece.model": Path.read_bytes,
-    "sentencepiece.bpe.model": Path.read_bytes,
-    "tokenizer.model": Path.read_bytes,
+    "vocab.json": _vocabulary,
+    "vocab.txt": _bytes,
+    "spiece.model": _bytes,
+    "sentencepiece.bpe.model": _bytes,
+    "tokenizer.model": _bytes,
 }
 
 
 Tuned = Checkpoint | LoraCheckpoint | PatchCheckpoint
-# Items of config.json that travel by themselves, or that say nothing about what the model computes.
-_APART = frozenset(
-    {
-        *("architectures", "id2label", "label2id", "num_labels"),
-        *("_name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "dtype", "use_cache"),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -108,11 +112,12 @@ def extract(
         raise InputError("give a density, a number of entries or a region, one of them")
     before, after, source, pairing = opened_pair(base, tuned, convert=convert)
     count = partial(count_of, density=density, entries=entries) if density or entries else None
-    chosen, outside = _choose(before, source, pairing, count=count, region=region, scope=scope, progress=progress)
-    graft = _graft(before, after, source, pairing, chosen, outside).with_info(
-        method="movement" if count is not None else "region" if region is not None else "difference",
-        recipe={"density": density, "entries": entries, "scope": chosen.scope.label, "convert": convert},
-    )
+    with before.steady(), after.steady():
+        chosen, outside = _choose(before, source, pairing, count=count, region=region, scope=scope, progress=progress)
+        graft = _graft(before, after, source, pairing, chosen, outside).with_info(
+            method="movement" if count is not None else "region" if region is not None else "difference",
+            recipe={"density": density, "entries": entries, "scope": chosen.scope.label, "convert": convert},
+        )
     before.check_unchanged()
     after.check_unchanged()
     return graft
@@ -122,7 +127,7 @@ def _graft(
     before: Checkpoint, after: Tuned, source: Tensors, pairing: Pairing, region: Region, outside: Mapping[str, int]
 ) -> Graft:
     """The graft of a region. Heads are copied: the graft must outlive whatever becomes of tuned's files."""
-    return Graft(
+    graft = Graft(
         region,
         {name: take(before, name, at) for name, at in region.sites.items()},
         {name: take(source, name, at) for name, at in region.sites.items()},
@@ -130,6 +135,9 @@ def _graft(
         base_fingerprint=before.fingerprint,
         info=_provenance(before, after, pairing, outside),
     )
+    refuse_other_settings(before.config, after.config, named=str(after.path))
+    refuse_unpermitted(before, graft, file=str(after.path))
+    return graft
 
 
 def is_adapter(path: Path) -> bool:
@@ -319,7 +327,7 @@ def _provenance(base: Checkpoint, tuned: Tuned, pairing: Pairing, outside: Mappi
         id2label=labels,
         labels=list(labels.values()) if labels else None,
         num_labels=len(labels) if labels else None,
-        config=_other_settings(base.config, tuned.config) or None,
+        config=travelling_settings(base.config, tuned.config) or None,
         chat=travelling_chat(base.path, tuned.path),
         outside_scope=dict(outside) or None,
         versions=versions(),
@@ -332,8 +340,3 @@ def _labels(config: Mapping[str, Any]) -> dict[str, str] | None:
     if not isinstance(labels, dict) or not all(str(key).isdecimal() for key in labels):
         return None
     return {str(key): str(labels[key]) for key in sorted(labels, key=int)}
-
-
-def _other_settings(base: Mapping[str, Any], tuned: Mapping[str, Any]) -> dict[str, Any]:
-    """What tuned's config says otherwise than base's and a model's output can depend on (padding, tying, scaling …)."""
-    return {key: value for key, value in tuned.items() if key not in _APART and (key not in base or base[key] != value)}

@@ -2,26 +2,28 @@
 
 Grafts that overlap were written as one sum and come off together; each such group is one `Layer`. The ledger keeps the
 base's own config and prefix, and a layer what it set, so that layers come off in any order: what stays on is the base's with
-the rest of the layers over it. The base's whole tensors that a graft replaced or removed (heads) wait in `skillgraft.undo`, a
-safetensors file under a name that no loader picks up.
+the rest of the layers over it. What else it takes waits in `skillgraft.undo` (undo.py).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from skillgraft.errors import FormatError
-from skillgraft.files.tensors import TensorFile, write
-from skillgraft.folders.chat import chat_files
-from skillgraft.folders.checkpoint import Checkpoint, renamed
+from skillgraft.files.regular import CONFIG_BYTES, read_text
+from skillgraft.folders.beside import copy_file, narrow
+from skillgraft.folders.chat import chat_files, check_chat
+from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.weight_files import read_json
+from skillgraft.values.escaping import markdown, yaml
 from skillgraft.values.graft import Graft
 from skillgraft.values.info import versions
-from skillgraft.values.numbers import Array
+from skillgraft.values.permitted import key_problem, prefix_problem
 
 LEDGER = "skillgraft.json"
 UNDO = "skillgraft.undo"
@@ -78,13 +80,15 @@ class Ledger:
         chat = chat_files(source.path)
         return cls(source.name, source.fingerprint, source.prefix, *texts, base_chat=chat, made=found.made)
 
-    def write(self, folder: Path, *, versions: Mapping[str, str]) -> None:
+    def write(self, folder: Path, *, versions: Mapping[str, str], like: Path | None = None) -> None:
         """Write the ledger; with every graft off it is the base's own again, or none."""
         text = self.base_ledger
         if self.applied or (self.made and not text):
             text = json.dumps({**self._content, "versions": dict(versions)}, indent=2, ensure_ascii=False) + "\n"
         if text:
             (folder / LEDGER).write_bytes(text.encode())
+            if like is not None:
+                narrow(folder / LEDGER, like=like)
 
     @property
     def _content(self) -> dict[str, Any]:
@@ -100,6 +104,11 @@ class Ledger:
     def files(self) -> list[str]:
         """What the applied grafts were called."""
         return [member.file for layer in self.applied for member in layer.members]
+
+    @property
+    def digest_of(self) -> dict[str, str]:
+        """What each applied graft was called → its digest."""
+        return {member.file: member.digest for layer in self.applied for member in layer.members}
 
     @property
     def digests(self) -> frozenset[str]:
@@ -125,36 +134,8 @@ class Ledger:
         return replace(self, applied=tuple(layer for layer in self.applied if layer not in tuple(layers)))
 
 
-def write_undo(source: Checkpoint, before: Ledger, after: Ledger, folder: Path) -> None:
-    """Keep the base's whole tensors that the layers of `after` replace or remove, under the base's names."""
-    wanted = after.heads | after.removed
-    # A head that is on already is a layer's, not the base's: the base's waits in the old undo file, if there was one.
-    fresh = (wanted - before.heads) & source.places.keys()
-    kept = {renamed(source.places[n].raw, source.prefix, before.base_prefix): source.read(n) for n in fresh}
-    kept |= {raw: tensor for raw, tensor in _undo(source).items() if raw.removeprefix(before.base_prefix) in wanted}
-    if kept:
-        write(folder / UNDO, kept, {})
-
-
-def undone_tensors(source: Checkpoint, before: Ledger, after: Ledger) -> dict[str, Array]:
-    """The base's whole tensors that come back when `before` becomes `after`, by their full names then."""
-    back = (before.heads | before.removed) - (after.heads | after.removed)
-    return {
-        renamed(raw, before.base_prefix, after.prefix): tensor
-        for raw, tensor in _undo(source).items()
-        if raw.removeprefix(before.base_prefix) in back
-    }
-
-
 def _text(path: Path) -> str:
-    return path.read_bytes().decode() if path.is_file() else ""
-
-
-def _undo(source: Checkpoint) -> dict[str, Array]:
-    if not (source.path / UNDO).is_file():
-        return {}
-    file = TensorFile.open(source.path / UNDO)
-    return {raw: file.read(raw) for raw in file.entries}
+    return read_text(path, limit=CONFIG_BYTES) if path.is_file() else ""
 
 
 def _read(path: Path) -> Ledger:
@@ -162,19 +143,47 @@ def _read(path: Path) -> Ledger:
     content.pop("versions", None)
     try:
         layers = tuple(_layer(layer) for layer in content.pop("applied", []))
-        return Ledger(**content, applied=layers)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return _checked(Ledger(**content, applied=layers))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"{path}: not a ledger that skillgraft wrote ({error!r})") from None
+
+
+def _checked(ledger: Ledger) -> Ledger:
+    """Every field of the type that is promised: the file may have been edited, by anybody."""
+    texts = (ledger.base, ledger.base_fingerprint, ledger.base_prefix, ledger.base_config, ledger.base_ledger)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(ledger.made, dict):
+        raise ValueError("base and its fingerprint, prefix, config and ledger must be texts, made an object")
+    for prefix in (ledger.base_prefix, *(layer.prefix for layer in ledger.applied if layer.prefix is not None)):
+        if problem := prefix_problem(prefix):
+            raise ValueError(f"the prefix {prefix!r:.80} {problem}")
+    chats = ledger.base_chat
+    if not isinstance(chats, dict) or not all(isinstance(text, str) for text in (*chats, *chats.values())):
+        raise ValueError("base_chat must hold texts")
+    for layer in ledger.applied:
+        check_chat(layer.chat, LEDGER)
+    if ledger.base_config and not isinstance(json.loads(ledger.base_config), dict):
+        raise ValueError("base_config must be the text of an object")
+    return ledger
+
+
+def _texts(found: Any) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"expected a list of names, found {found!r:.80}")
+    return tuple(found)
 
 
 def _layer(content: Mapping[str, Any]) -> Layer:
     members = tuple(
         Member(str(m["digest"]), str(m["file"]), float(m["scale"]), int(m["entries"])) for m in content["members"]
     )
+    if not all(math.isfinite(member.scale) for member in members):
+        raise ValueError("a scale must be a finite number")
+    if not isinstance(content["prefix"], str | None):
+        raise ValueError("a prefix must be a text")
     return Layer(
         members,
-        tuple(content["heads"]),
-        tuple(content["removed"]),
+        _texts(content["heads"]),
+        _texts(content["removed"]),
         content["prefix"],
         dict(content["settings"]),
         dict(content.get("chat", {})),
@@ -194,7 +203,7 @@ def settings_of(graft: Graft) -> dict[str, Any]:
     settings = dict(graft.info.get("config", {}))
     if changes_architecture(graft):
         settings |= {key: graft.info[key] for key in ("architectures", "id2label") if key in graft.info}
-    if "id2label" in settings:
+    if not key_problem("id2label", settings.get("id2label")):
         settings["label2id"] = {label: int(key) for key, label in settings["id2label"].items()}
     return settings
 
@@ -207,7 +216,7 @@ def agreed_settings(grafts: Sequence[Graft]) -> dict[str, Any]:
     }
 
 
-def write_config(ledger: Ledger, folder: Path) -> None:
+def write_config(ledger: Ledger, folder: Path, *, like: Path) -> None:
     """The base's config.json with what the layers set over it; the base's own text where that changes nothing."""
     if not ledger.base_config:
         return
@@ -217,19 +226,21 @@ def write_config(ledger: Ledger, folder: Path) -> None:
         after.update(layer.settings)
     text = ledger.base_config if after == before else json.dumps(after, indent=2, ensure_ascii=False) + "\n"
     (folder / "config.json").write_bytes(text.encode())
+    narrow(folder / "config.json", like=like / "config.json")
 
 
 def write_card(source: Checkpoint, ledger: Ledger, folder: Path) -> None:
     """A model card that says which grafts made this folder, the base's own beside it; the base's again when none is on."""
-    original = source.path / BASE_CARD if (source.path / BASE_CARD).is_file() else source.path / CARD
-    own = original.is_file() and (original.name == BASE_CARD or not Ledger.of(source).applied)
-    if own:
-        (folder / (BASE_CARD if ledger.applied else CARD)).write_bytes(original.read_bytes())
+    grafted = bool(Ledger.of(source).applied)
+    original = source.path / (BASE_CARD if grafted else CARD)
+    if original.is_file():
+        copy_file(original, folder / (BASE_CARD if ledger.applied else CARD))
     if not ledger.applied:
         return
-    lines = ["---", f"base_model: {ledger.base}", "tags: [skillgraft]", "---", "", f"# {ledger.base}, grafted", ""]
-    lines += [f"Made with skillgraft {versions().get('skillgraft', '')} from `{ledger.base}`. Grafts on it:", ""]
+    base = markdown(ledger.base)
+    lines = ["---", f"base_model: {yaml(ledger.base)}", "tags: [skillgraft]", "---", "", f"# {base}, grafted", ""]
+    lines += [f"Made with skillgraft {versions().get('skillgraft', '')} from {base}. Grafts on it:", ""]
     lines += ["| graft | entries | scale | SHA-256 |", "|---|---|---|---|"]
     members = [member for layer in ledger.applied for member in layer.members]
-    lines += [f"| {m.file} | {m.entries:,} | {m.scale:g} | `{m.digest[:16]}…` |" for m in members]
+    lines += [f"| {markdown(m.file)} | {m.entries:,} | {m.scale:g} | `{m.digest:.64}` |" for m in members]
     (folder / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,9 @@ _WEIGHTS = "adapter_model.safetensors"
 _FACTOR_A, _FACTOR_B = ".lora_A.weight", ".lora_B.weight"
 # Entries computed at once. The stretches begin at fixed rows, so that an entry has the same bits however it is asked for.
 _TILE = 128 * 1024
+_LARGEST_SCALE = 1e30
+# A matcher's time grows with a power of the repeats: the names of modules are short enough for this many.
+_LONGEST_PATTERN, _MOST_REPEATS, _MOST_PATTERNS = 200, 2, 10_000
 # Settings that make an adapter more than W + scaling · B A.
 _REFUSED = {"use_dora": "DoRA", "layer_replication": "layer-replicating", "trainable_token_indices": "token-training"}
 _REWRITES_BASE = ("pissa", "olora", "corda", "loftq")
@@ -77,6 +82,9 @@ class LoraCheckpoint:
     def open(cls, folder: Path, base: Checkpoint) -> LoraCheckpoint:
         """Read an adapter folder and match every tensor in it with the base."""
         settings = read_json(folder / "adapter_config.json")
+        patterns = settings.get("alpha_pattern") or {}
+        if not isinstance(patterns, dict) or len(patterns) > _MOST_PATTERNS:
+            raise FormatError(f"{folder}: alpha_pattern must be an object of at most {_MOST_PATTERNS:,} patterns")
         _refuse_what_is_not_lora(folder, settings)
         if not (folder / _WEIGHTS).is_file():
             raise InputError(f"{folder} has no {_WEIGHTS}; save the adapter with safe_serialization=True")
@@ -137,6 +145,9 @@ class LoraCheckpoint:
 
     def read(self, name: str) -> Array:
         return self.flat(name).reshape(self.shapes[name])
+
+    def steady(self) -> AbstractContextManager[None]:
+        return self.base.steady()
 
     def check_unchanged(self) -> None:
         self.base.check_unchanged()
@@ -208,8 +219,10 @@ def _low_rank(file: TensorFile, raw: str, module: str, settings: Mapping[str, An
         )
     try:
         alpha = _by_pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha", a.shape[0]))
-        scaling = alpha / (math.sqrt(a.shape[0]) if settings.get("use_rslora") else a.shape[0])
-    except (TypeError, AttributeError, ZeroDivisionError, re.error) as error:
+        scaling = float(alpha / (math.sqrt(a.shape[0]) if settings.get("use_rslora") else a.shape[0]))
+        if not abs(scaling) <= _LARGEST_SCALE:
+            raise ValueError(f"{scaling:g} is too large")
+    except (TypeError, AttributeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise FormatError(f"{file.path}: no scale for {module} in adapter_config.json ({error})") from None
     # One adapter may hold both orientations, and its setting is about the last module that peft met: shapes come first.
     flag = bool(settings.get("fan_in_fan_out"))
@@ -224,9 +237,25 @@ def _low_rank(file: TensorFile, raw: str, module: str, settings: Mapping[str, An
 def _by_pattern(patterns: Mapping[str, float] | None, module: str, default: float) -> float:
     """PEFT's own rule: the first pattern that matches the module's name or its end."""
     for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        if _pattern(pattern).match(module):
             return value
     return default
+
+
+@lru_cache(maxsize=_MOST_PATTERNS)
+def _pattern(pattern: str) -> re.Pattern[str]:
+    """A pattern of the file's, as PEFT uses it. Refused: what could take the matcher more than a moment."""
+    repeats = sum(pattern.count(mark) for mark in "*+{")
+    nested = re.search(r"\)[*+?{]|\(\?[^:]|\\[1-9]", pattern)
+    if len(pattern) > _LONGEST_PATTERN or repeats > _MOST_REPEATS or nested:
+        raise ValueError(
+            f"the pattern {pattern!r:.60} is not read: at most {_LONGEST_PATTERN} characters and {_MOST_REPEATS} repeats, none "
+            "of a group; name the modules instead"
+        )
+    try:
+        return re.compile(rf"(.*\.)?({pattern})$")
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"the pattern {pattern!r:.60} is no regular expression ({error})") from None
 
 
 def _match(base: Checkpoint, name: str, folder: Path, *, optional: bool = False) -> str:
@@ -243,12 +272,13 @@ def _match(base: Checkpoint, name: str, folder: Path, *, optional: bool = False)
 
 def _config(base: Checkpoint, settings: Mapping[str, Any], whole: Mapping[str, Array]) -> Mapping[str, Any]:
     """The base's config, with the classes that an adapter for a task brings along."""
-    ending = _TASKS.get(settings.get("task_type") or "", "")
+    ending = _TASKS.get(str(settings.get("task_type") or ""), "")
     classes = min((array.shape[0] for name, array in whole.items() if is_head(name) and array.ndim == 2), default=0)
     if not ending or not classes:
         return base.config
-    family = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", str((base.config.get("architectures") or [""])[0]))
-    labels = base.config.get("id2label") or {}
-    if len(labels) != classes:
+    named = base.config.get("architectures")
+    family = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", str(named[0]) if isinstance(named, list) and named else "")
+    labels = base.config.get("id2label")
+    if not isinstance(labels, dict) or len(labels) != classes:
         labels = {str(number): f"LABEL_{number}" for number in range(classes)}
     return {**base.config, "architectures": [family + ending], "id2label": labels}

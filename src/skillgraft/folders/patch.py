@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,9 @@ class PatchCheckpoint:
 
     def read(self, name: str) -> Array:
         return self.flat(name).reshape(self.shapes[name])
+
+    def steady(self) -> AbstractContextManager[None]:
+        return self.base.steady()
 
     def check_unchanged(self) -> None:
         self.base.check_unchanged()

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from skillgraft.errors import FormatError, InputError, listed
+from skillgraft.files.regular import CONFIG_BYTES, read_text
 from skillgraft.files.tensors import TensorFile
+from skillgraft.values import strict_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter.safetensors"  # bottleneck adapters, beside the weights of the base that they were trained on
@@ -102,10 +104,14 @@ def _indexed_files(folder: Path, index: Path) -> tuple[TensorFile, ...]:
     return files
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or an error that names the file."""
+def read_json(path: Path, *, limit: int = CONFIG_BYTES) -> dict[str, Any]:
+    """A JSON object from an ordinary file of at most `limit` bytes, or an error that names the file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = read_text(path, limit=limit)
+        strict_json.refuse_bombs(text)
+        content = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:  # half a character has no bytes: it could be written nowhere
+            json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not valid JSON: {error}") from None
     except OSError as error:

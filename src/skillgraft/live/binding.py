@@ -18,7 +18,9 @@ import torch
 from skillgraft.errors import InputError, WrongBase, listed
 from skillgraft.live.slots import Slot
 from skillgraft.values.graft import Graft
+from skillgraft.values.names import is_lm_head
 from skillgraft.values.numbers import BFLOAT16, Array, bits, is_float
+from skillgraft.values.permitted import whole_problem
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _THROUGH_NUMPY = ("cpu",)  # devices whose memory numpy can reach
@@ -154,6 +156,9 @@ def _check_heads(graft: Graft, slots: Mapping[str, Slot]) -> None:
     if missing:
         raise InputError(f"the graft brings the head {listed(missing)}, which this model does not have; {advice}")
     for name, head in graft.heads.items():
+        problem = whole_problem(name, held=not is_lm_head(name)) if is_float(head.dtype) else ""
+        if problem:
+            raise InputError(f"the graft would replace {name} whole, which {problem}; a graft may bring heads alone")
         shape, format = _form(slots[name])
         if (shape, format) != (head.shape, head.dtype):
             raise InputError(

@@ -16,7 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from skillgraft.errors import FormatError, InputError, listed
+from skillgraft.errors import FormatError, InputError, SkillgraftError, listed
+from skillgraft.files.gguf_header import check_gguf
+from skillgraft.files.regular import VOCABULARY_BYTES, read_text
 from skillgraft.folders.checkpoint import Checkpoint, read_json
 from skillgraft.folders.hub import HubName, folder_at
 from skillgraft.opening.compat import can_load, hub_file
@@ -69,8 +71,8 @@ class Source:
         if path is None:
             return default
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            return json.loads(read_text(path, limit=VOCABULARY_BYTES))
+        except (OSError, ValueError, RecursionError) as error:
             raise FormatError(f"{path} cannot be read as JSON: {error}") from None
 
     @cached_property
@@ -180,8 +182,11 @@ class Source:
         return {"gguf_file": self.gguf} if self.gguf else {}
 
     def _check_gguf_package(self) -> None:
-        if self.gguf and importlib.util.find_spec("gguf") is None:
+        if not self.gguf:
+            return
+        if importlib.util.find_spec("gguf") is None:
             raise InputError(f"{self.gguf} needs the package gguf: pip install 'skillgraft[gguf]'")
+        check_gguf(Path(self.name) / self.gguf)
 
     @contextmanager
     def _reading(self, what: str) -> Iterator[None]:
@@ -189,7 +194,9 @@ class Source:
         try:
             with silence():
                 yield
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        except SkillgraftError:
+            raise
+        except Exception as error:  # damaged files end in errors of every kind, deep in other packages
             # KeyError prints its argument in quotes, and some messages run over a page.
             said = str(error.args[0] if error.args else error).strip().partition("\n")[0]
             kind = "folder" if self.folder else "name (no such folder here; tried the hub)"

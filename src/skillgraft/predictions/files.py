@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from skillgraft.errors import FormatError, InputError
-from skillgraft.files import atomic
+from skillgraft.files import archives, atomic
 
 T = TypeVar("T")
-# What numpy's and zipfile's readers raise on truncated, altered or hostile bytes.
-_UNREADABLE = (
-    ValueError,
-    KeyError,
-    TypeError,
-    EOFError,
-    OSError,
-    MemoryError,
-    OverflowError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 @dataclass(frozen=True)
@@ -68,22 +53,16 @@ def read_arrays(path: str | os.PathLike[str], spec: Spec, made: Callable[..., T]
 def arrays_of(path: Path) -> frozenset[str]:
     """The names of a file's arrays, none where it is no such file: what tells its kind."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return frozenset(name.removesuffix(".npy") for name in archive.namelist())
-    except _UNREADABLE:
+        return archives.names_in(path)
+    except (OSError, InputError):
         return frozenset()
 
 
 def _arrays(source: Path, spec: Spec) -> dict[str, npt.NDArray[Any]]:
     wanted = {**spec.dtypes, "header": np.dtype("u1")}
     try:
-        # numpy leaves a file open that turns out to be no archive, so opening it is done here.
-        with source.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            names = set(stored.files)
-            if names != set(wanted):
-                raise InputError(f"expected the arrays {', '.join(sorted(wanted))}, found {', '.join(sorted(names))}")
-            arrays = {name: stored[name] for name in wanted}
-    except _UNREADABLE as error:
+        arrays = archives.read_npz(source, list(wanted), others=False)
+    except (OSError, InputError) as error:
         raise InputError(f"not a readable predictions file ({error}); evaluate the model again") from error
     for name, array in arrays.items():
         if array.dtype != wanted[name]:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from skillgraft.errors import InputError, RunError, listed
 from skillgraft.files.graft_file import load_region
-from skillgraft.folders.checkpoint import Tensors
+from skillgraft.folders.checkpoint import Checkpoint, Tensors
 from skillgraft.folders.movement import count_of, most_moved
 from skillgraft.live.grafted import as_numpy, as_torch
 from skillgraft.live.slots import Slot, slots, stored
@@ -347,7 +347,7 @@ def _filled(tuned: Tensors, group: list[tuple[str, Slot]]) -> Tensor:
 
 def held_numbers(tensors: Tensors, name: str) -> Tensor:
     """One tensor, flat: mapped, not copied, where it lies in a folder's file as it is."""
-    return as_view(tensors.flat(name))
+    return as_view(tensors.mapped(name) if isinstance(tensors, Checkpoint) else tensors.flat(name))
 
 
 def as_view(array: Array) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any
 
 from skillgraft.errors import InputError, SkillgraftError
 from skillgraft.files import graft_file
+from skillgraft.files.regular import CONFIG_BYTES, read_text
 from skillgraft.files.tensors import TensorFile
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.ledger import LEDGER, Ledger
@@ -104,6 +105,8 @@ def find(inputs: Iterable[str | Path]) -> Found:
         except (SkillgraftError, OSError) as error:
             # The page goes to other people: folders of this machine do not belong on it.
             unread.append(Aside(name, str(error).replace(str(path), path.name).removeprefix(f"{path.name}: ")))
+        except Exception as error:  # one damaged file must not spoil the rest, whatever is wrong with it
+            unread.append(Aside(name, f"cannot be read ({type(error).__name__})"))
     return Found(tuple(artefacts), tuple(unread), tuple(unused))
 
 
@@ -200,7 +203,7 @@ def _predictions(path: Path) -> tuple[str, AnyPredictions]:
 def _json(path: Path) -> tuple[str, Any]:
     """A result, or what a verb printed with `--json`, told by the fields it has."""
     try:
-        found = strict_json.parse(path.read_text(encoding="utf-8"))
+        found = strict_json.parse(read_text(path, limit=CONFIG_BYTES))
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error})") from None
     if not isinstance(found, dict):

@@ -88,7 +88,7 @@ def checked(read: Callable[P, T]) -> Callable[P, T]:
     def checked_read(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return read(*args, **kwargs)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
             raise InputError(f"not what skillgraft prints ({error!r}); print it again") from None
 
     return checked_read

@@ -15,9 +15,10 @@ from typing import Any, Literal, get_args
 
 from skillgraft.errors import InputError, did_you_mean
 from skillgraft.files import atomic
+from skillgraft.files.regular import CONFIG_BYTES, read_text
 from skillgraft.measure.intervals import ENOUGH_SEEDS, seed_std
 from skillgraft.report.numbers import Unit, shown
-from skillgraft.values import strict_json
+from skillgraft.values import escaping, strict_json
 
 FORMAT = "skillgraft result 1"
 Look = Literal["table", "lines", "bars", "heatmap"]
@@ -133,7 +134,7 @@ def save_result(result: Result, path: str | Path) -> None:
 def load_result(path: str | Path) -> Result:
     """Read a result, with everything checked."""
     try:
-        found = strict_json.parse(Path(path).read_text(encoding="utf-8"))
+        found = strict_json.parse(read_text(Path(path), limit=CONFIG_BYTES))
     except ValueError as error:
         raise InputError(f"{path}: not a result file ({error})") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
@@ -141,7 +142,7 @@ def load_result(path: str | Path) -> Result:
     try:
         sheets = tuple(_sheet(each) for each in found["sheets"])
         return Result(_text(found["name"]), _text(found["title"]), sheets, _texts(found["notes"]), dict(found["made"]))
-    except (KeyError, TypeError, ValueError, InputError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InputError) as error:
         raise InputError(f"{path}: a damaged result file ({error}); run its recipe again") from None
 
 
@@ -208,7 +209,7 @@ def markdown(result: Result, *, level: int = 2) -> str:
 def _table(sheet: Sheet) -> list[str]:
     reasons: list[str] = []
     corner = " / ".join(filter(None, (sheet.rows_are, sheet.columns_are)))
-    lines = [f"**{sheet.title}**" + (" (%)" if sheet.unit == "percent" else ""), ""]
+    lines = [f"**{escaping.markdown(sheet.title)}**" + (" (%)" if sheet.unit == "percent" else ""), ""]
     lines += [_line([corner, *sheet.columns]), _line(["---", *["---:"] * len(sheet.columns)])]
     lines += [_line([row, *(_shown(cell, sheet.unit, reasons) for cell in sheet.row(row))]) for row in sheet.rows]
     marks = [f"{mark(place)} {reason}" for place, reason in enumerate(reasons)]
@@ -216,7 +217,7 @@ def _table(sheet: Sheet) -> list[str]:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(map(escaping.markdown, cells)) + " |"
 
 
 def _shown(cell: Cell, unit: Unit, reasons: list[str]) -> str:

@@ -10,17 +10,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from skillgraft.errors import DataError, InputError
+from skillgraft.errors import DataError, InputError, SkillgraftError
+from skillgraft.files.regular import opened
 from skillgraft.tasks.pictures import Undecoded
 from skillgraft.tasks.tables import Table, needed
 
-_HUB_NAME = re.compile(r"hf:(?P<name>[^/:]+/[^/:]+)(/(?P<config>[^:]+))?:(?P<split>.+)")
+# Plain names alone: `..` would lead out of the hub's own folders.
+_PART = r"(?!\.+(?:[/:]|$))[\w.-]{1,96}"
+_HUB_NAME = re.compile(
+    rf"hf:(?P<name>{_PART}/{_PART})(/(?P<config>{_PART}))?:(?P<split>[\w.\[\]:%+-]{{1,200}})", re.ASCII
+)
 _MOST_SAID = 400  # characters of another package's message
 
 
 def read_parquet(path: Path, paths: tuple[str, ...]) -> Table:
     """A Parquet file; only the columns that are needed are read."""
     parquet = _imported("pyarrow.parquet", str(path))
+    _ordinary(path)
     with _as_data_error(str(path)):
         names = needed(paths, parquet.read_schema(path).names, str(path))
         table = parquet.read_table(path, columns=names)
@@ -35,6 +41,13 @@ def parquet_columns(path: Path) -> list[str]:
         return list(parquet.read_schema(path).names)
 
 
+def _ordinary(path: Path) -> None:
+    try:
+        opened(path).close()
+    except (OSError, ValueError, InputError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+
+
 def read_saved(path: Path, paths: tuple[str, ...]) -> Table:
     """A folder that `Dataset.save_to_disk` wrote."""
     datasets = _imported("datasets", str(path))
@@ -47,10 +60,12 @@ def read_hub(source: str, paths: tuple[str, ...]) -> Table:
     """`hf:owner/name:split` or `hf:owner/name/config:split`, from the hub or its local cache. No remote code is run."""
     found = _HUB_NAME.fullmatch(source)
     if not found:
-        raise InputError(f"{source!r}: expected hf:owner/name:split or hf:owner/name/config:split")
+        raise InputError(
+            f"{source!r}: expected hf:owner/name:split or hf:owner/name/config:split, in letters, digits and _ . -"
+        )
     datasets = _imported("datasets", source)
     with _as_data_error(source), _progress_on_a_terminal(datasets):
-        dataset = datasets.load_dataset(found["name"], found["config"], split=found["split"])
+        dataset = datasets.load_dataset(f"hf://datasets/{found['name']}", found["config"], split=found["split"])
     return _table(dataset, paths, source)
 
 
@@ -107,7 +122,9 @@ def _as_data_error(source: str) -> Iterator[None]:
     """Both packages raise many kinds (offline, unknown name, no such split, corrupt file): one of ours, with the cause."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+    except SkillgraftError:
+        raise
+    except Exception as error:  # both packages also raise errors of their own, of which many are plain exceptions
         said = " ".join(str(error).split())  # some messages run over many lines
         raise DataError(f"{source}: cannot be read: {said[:_MOST_SAID]}") from error
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import zipfile
+import struct
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,26 @@ from typing import Any, overload
 import numpy as np
 
 from skillgraft.errors import DataError, InputError, listed
+from skillgraft.files import archives
+from skillgraft.files.regular import opened
 from skillgraft.tasks.tables import Column, Pixels, Table, needed, shown
+
+# What PIL's decoders raise on damaged bytes; UnidentifiedImageError is an OSError.
+_UNDECODABLE = (
+    *(
+        OSError,
+        ValueError,
+        SyntaxError,
+        InputError,
+        EOFError,
+        IndexError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        MemoryError,
+    ),
+    *(struct.error, zlib.error, RuntimeError, AttributeError, ZeroDivisionError),
+)
 
 
 class Undecoded(Sequence[Any]):
@@ -73,7 +93,7 @@ class Picture:
         """Whatever PIL raises about a damaged image as one of ours."""
         try:
             yield
-        except (OSError, ValueError, SyntaxError) as error:  # UnidentifiedImageError is an OSError
+        except _UNDECODABLE as error:
             name = cell if isinstance(cell, Path) else self.where
             raise DataError(f"{name}: it cannot be decoded as an image; mend or remove it") from error
 
@@ -144,7 +164,7 @@ def _opened(file: Path | io.BytesIO) -> Any:
     except ImportError as error:
         raise InputError("images in files need the package 'pillow': pip install 'skillgraft[train]'") from error
     try:
-        return Image.open(file)
+        return Image.open(file if isinstance(file, io.BytesIO) else opened(file))
     except Image.DecompressionBombError as error:
         raise ValueError(str(error)) from error
 
@@ -157,11 +177,11 @@ def read_npz(path: Path, paths: tuple[str, ...]) -> Table:
     """A numpy archive with `images` (uint8: n × height × width, or × 3) and `labels` (n). Never unpickles."""
     needed(paths, (IMAGE, LABEL), str(path))
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            images, labels = archive["images"], archive["labels"]
+        arrays = archives.read_npz(path, ("images", "labels"))
+        images, labels = arrays["images"], arrays["labels"]
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file") from None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, InputError) as error:
         raise DataError(f"{path}: expected an .npz file with 'images' and 'labels': {error}") from error
     if images.dtype != np.uint8 or not (images.ndim == 3 or images.shape[3:] == (3,)):
         found = f"{images.dtype} of shape {images.shape}"

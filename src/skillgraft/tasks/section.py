@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from skillgraft.errors import InputError, did_you_mean
+from skillgraft.files.regular import TASK_BYTES, read_text
 
 T = TypeVar("T")
+_MOST_DOTS = 5_000
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    # tomllib takes time with the square of a dotted key's length.
+    if text.count(".") > _MOST_DOTS:
+        raise ValueError(f"{text.count('.'):,} dots in it, the most that is read is {_MOST_DOTS:,}")
+    return tomllib.loads(text)
 
 
 @dataclass(frozen=True)
@@ -25,11 +34,16 @@ class Section:
     def of_file(cls, path: Path) -> Section:
         """The whole file. It must be TOML in UTF-8."""
         try:
-            return cls(path, "", tomllib.loads(path.read_text(encoding="utf-8-sig")))
+            return cls(path, "", _parsed(read_text(path, limit=TASK_BYTES, encoding="utf-8-sig")))
         except FileNotFoundError:
             raise InputError(f"{path}: there is no such task file") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # not UTF-8, not TOML, a number of thousands of digits, a NUL in the path
             raise InputError(f"{path}: cannot be read as TOML: {error}") from error
+        except RecursionError:
+            raise InputError(f"{path}: cannot be read as TOML: nested too deeply") from None
 
     def wrong(self, message: str) -> InputError:
         """The error to raise about this table."""

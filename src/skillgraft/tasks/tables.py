@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,12 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skillgraft.errors import DataError, did_you_mean
+from skillgraft.errors import DataError, InputError, did_you_mean
+from skillgraft.files.archives import opened_text
 
 Pixels = NDArray[np.uint8]
 Column = Sequence[Any] | Pixels  # texts, choices, images where they lie; or images of one size as one array
@@ -143,7 +143,7 @@ def keys_of(path: Path, *, rows: int = 1000) -> list[str]:
 def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not JSON, or a number of thousands of digits
         raise DataError(f"{path}, line {number}: expected one JSON object; {error}: {shown(line.strip())}") from error
     if not isinstance(row, dict):
         raise DataError(f"{path}, line {number}: expected one JSON object; found {shown(row)}")
@@ -224,18 +224,18 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines with their numbers, each checked: length, encoding, NUL bytes."""
     number = 0
     try:
-        with _opened(path) as file:
+        with opened_text(path) as file:
             while raw := file.readline(LINE_LIMIT + 1):
                 number += 1
                 yield number, _decoded(path, number, raw)
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file") from None
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, ValueError) as error:  # a ValueError: a NUL in the path
         raise DataError(f"{path}: cannot be read after line {number}: {error}") from error
-
-
-def _opened(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    except DataError:
+        raise
+    except InputError as error:
+        raise DataError(f"{path}: cannot be read after line {number}: {error}") from None
 
 
 def _decoded(path: Path, number: int, raw: bytes) -> str:

@@ -9,7 +9,6 @@ where it was and ends with the same numbers. The folder has the base's number fo
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from accelerate import Accelerator
 
 from skillgraft.errors import InputError, RunError
 from skillgraft.files import atomic
+from skillgraft.folders.beside import copy_file, travelling_files
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.ledger import LEDGER, UNDO, Ledger
 from skillgraft.folders.weight_files import ADAPTER, INDEX, other_weights
@@ -37,6 +37,7 @@ from skillgraft.training.loop import Course, Prepared, Training, train
 from skillgraft.training.methods import merge_lora, prepare
 from skillgraft.training.plan import TrainingPlan
 from skillgraft.training.snapshot import Snapshot, TrainingProgress
+from skillgraft.values.escaping import markdown, yaml
 from skillgraft.values.graft import Graft
 from skillgraft.values.info import versions
 from skillgraft.values.numbers import is_float
@@ -60,8 +61,8 @@ def write_folder(opened: TaskModel, folder: Path, made: Mapping[str, Any], adapt
         adapters.save(folder / ADAPTER, base_fingerprint=fingerprint)
         made = {**made, "adapters": {"file": ADAPTER, **adapters.description}}
     Ledger(base=name, base_fingerprint=fingerprint, made=made).write(folder, versions=versions())
-    card = ["---", f"base_model: {name}", "tags: [skillgraft]", "---", "", f"# {name}, fine-tuned", ""]
-    card += [f"Fine-tuned on {', '.join(made['tasks'])} with skillgraft; `skillgraft.json` says how."]
+    card = ["---", f"base_model: {yaml(name)}", "tags: [skillgraft]", "---", "", f"# {markdown(name)}, fine-tuned", ""]
+    card += [f"Fine-tuned on {markdown(', '.join(made['tasks']))} with skillgraft; `skillgraft.json` says how."]
     if adapters is not None:
         card += [
             "",
@@ -113,10 +114,10 @@ def _stored_formats(opened: TaskModel) -> dict[str, torch.dtype]:
 
 
 def _copy_small_files(source: Path, folder: Path) -> None:
-    skip = {file.name for file in other_weights(source)} | {LEDGER, UNDO, INDEX, "README.md"}
-    for item in sorted(source.iterdir()):
-        if item.suffix != ".safetensors" and item.name not in skip and not item.name.startswith("."):
-            (shutil.copytree if item.is_dir() else shutil.copyfile)(item, folder / item.name)
+    """Tokenizer, settings and what else lies beside the weights; nothing through a link that leads away."""
+    weights = {item.name for item in (*other_weights(source), *source.glob("*.safetensors"))}
+    for name in travelling_files(source, apart={*weights, LEDGER, UNDO, INDEX, "README.md"}):
+        copy_file(source / name, folder / name)
 
 
 LOG = "training.jsonl"  # one line per step

@@ -54,6 +54,7 @@ ITEMS: Mapping[str, type] = MappingProxyType(
         "versions": dict,
     }
 )
+_OF_TEXTS = frozenset({"labels", "body_heads", "removed", "architectures", "id2label", "versions"})
 # What describes a head and the architecture around it: it comes from the graft whose head is taken.
 HEAD_ITEMS = ("prefix", "body_heads", "removed", "architectures", "num_labels", "id2label", "labels", "config", "chat")
 
@@ -141,3 +142,6 @@ def _from_text(key: str, text: str) -> Any:
 def _check_type(key: str, value: Any, wanted: type) -> None:
     if not isinstance(value, wanted) or isinstance(value, bool):
         raise InputError(f"provenance item {key!r} must be {wanted.__name__}, found {type(value).__name__}")
+    inner: list[Any] = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    if key in _OF_TEXTS and not all(isinstance(each, str) for each in inner):
+        raise InputError(f"provenance item {key!r} must hold texts alone, found {value!r:.80}")

@@ -145,14 +145,15 @@ def body_prefix(names: Iterable[str]) -> str:
     anchors = [name for name in names if is_body(name) and (layer_of(name) or is_embedding(name))]
     if not any(is_embedding(name) for name in anchors) or not any(layer_of(name) for name in anchors):
         return ""
-    prefix = ""
-    while True:
-        firsts = {name[len(prefix) :].split(".", 1)[0] for name in anchors}
-        longest = f"{prefix}{next(iter(firsts))}."
-        # A number is a layer, never a prefix; the anchors must still have something left after it.
-        if len(firsts) > 1 or not all(name.startswith(longest) for name in anchors) or layer_of(longest + "x"):
-            return prefix
-        prefix = longest
+    # What the first and the last name in order share, all share.
+    first, last = min(anchors).split("."), max(anchors).split(".")
+    shared = next(
+        (place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+    )
+    shared = min(shared, len(first) - 1, len(last) - 1)  # the anchors must still have something left after it
+    # A number is a layer, never a prefix.
+    shared = next((place for place, part in enumerate(first[:shared]) if part.isdecimal()), shared)
+    return "".join(f"{part}." for part in first[:shared])
 
 
 def counting_order(name: str) -> tuple[bool, int, str]:

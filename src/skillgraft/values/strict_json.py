@@ -12,6 +12,9 @@ from typing import Any
 
 from skillgraft.errors import listed
 
+# Objects, lists and values at most, whatever they are: about 500 MB of Python's memory.
+_MOST = {"{": 1_000_000, "[": 1_000_000, ",": 4_000_000}
+
 
 def canonical(value: Any) -> str:
     """The text of a value: keys sorted, no spaces, non-ASCII characters as they are, numbers as Python writes them."""
@@ -23,8 +26,16 @@ def canonical(value: Any) -> str:
     return text
 
 
+def refuse_bombs(text: str) -> None:
+    """Raise a ValueError where a text of a few megabytes would become gigabytes of small values."""
+    for mark, most in _MOST.items():
+        if text.count(mark) > most:
+            raise ValueError(f"{text.count(mark):,} times {mark!r} in it, the most that is read is {most:,}")
+
+
 def parse(text: str) -> Any:
     """The value of a text, or a ValueError that says what is wrong with it."""
+    refuse_bombs(text)
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError:
