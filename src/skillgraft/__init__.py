@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from skillgraft.folders.diff import diff as diff
     from skillgraft.folders.extract import extract as extract
     from skillgraft.interop.export import export_patch as export_patch
+    from skillgraft.live.bank import SkillBank as SkillBank
     from skillgraft.live.grafted import grafted as grafted
     from skillgraft.measure.evaluate import evaluate as evaluate
     from skillgraft.opening.runtime import Runtime as Runtime
@@ -48,6 +49,7 @@ _HOME = {
     "Region": "values.region",
     "Runtime": "opening.runtime",
     "Scope": "values.region",
+    "SkillBank": "live.bank",
     "Task": "tasks.task",
     "TaskModel": "task_model",
     "TrainingPlan": "training.plan",
