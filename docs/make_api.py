@@ -16,7 +16,8 @@ TARGET = Path(__file__).parent / "api.md"
 # What a user of the library reads, from the two values outwards; the rest is how it is done.
 MODULES = (
     "values.region", "values.graft", "files.graft_file", "folders.diff", "folders.extract", "folders.apply",
-    "live.grafted", "live.bank", "interop.export", "folders.compare", "errors", "tasks.task", "tasks.task_file", "tasks.asking", "tasks.data",
+    "live.grafted", "live.bank", "interop.export", "folders.compare", "errors", "tasks.task", "tasks.task_file", "tasks.asking",
+    "tasks.data",
     "tasks.examples", "opening.runtime", "task_model", "readouts.readout", "predictions.predictions",
     "measure.evaluate", "measure.metrics", "measure.comparisons", "measure.calibration", "measure.intervals",
     "measure.summary", "measure.matrices", "training.plan", "training.finetune", "regions.localize", "regions.search",

@@ -24,14 +24,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from skillgraft.errors import InputError, RunError, SkillgraftError, did_you_mean
-from skillgraft.live.row_batch import RowBatch
+from skillgraft.live.row_batch import RowBatch, UnderWay
 from skillgraft.live.row_forms import RowForms
 from skillgraft.live.row_skill import RowSkill, row_skill
 from skillgraft.values.graft import Graft, GraftLike, graft_of, total
 
 Row = str | Mapping[str, float] | None
 Key = tuple[tuple[str, float], ...]  # digests and scales: what a row is answered with
-_SUMS_KEPT = 256
+_SUMS_KEPT, _BATCHES_KEPT = 256, 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Held:
 
 
 # Batches belong to the thread or task that entered them; two banks on two models may be under way together.
-_UNDER_WAY: ContextVar[tuple[tuple[object, RowBatch], ...]] = ContextVar("skillgraft_rows", default=())
+_UNDER_WAY: ContextVar[tuple[UnderWay, ...]] = ContextVar("skillgraft_rows", default=())
 
 
 class SkillBank:
@@ -58,13 +58,12 @@ class SkillBank:
         self._model, self._forms = model, RowForms(model)
         self._held: dict[str, Held] = {}
         self._sums: OrderedDict[Key, RowSkill] = OrderedDict()
+        self._batches: OrderedDict[tuple[Key, ...], RowBatch] = OrderedDict()
         self._lock = threading.RLock()
         self._token = object()
-        handles = [
-            module.module.register_forward_hook(_Hook(self._token, index), with_kwargs=True)
-            for index, module in enumerate(self._forms.modules)
-        ]
-        weakref.finalize(self, _removed, handles)
+        self._handles: list[Any] = []
+        weakref.finalize(self, _removed, self._handles)
+        self._hook()
         for name, graft in (skills or {}).items():
             self.add(name, graft)
 
@@ -89,21 +88,20 @@ class SkillBank:
 
     def fits(self, graft: GraftLike) -> None:
         """Raise the reason for which this graft cannot be held; nothing is held."""
-        row_skill(graft_of(graft), self._forms)
+        with self._lock:
+            self._look_again()
+            row_skill(graft_of(graft), self._forms)
 
     def add(self, name: str, graft: GraftLike, *, replace: bool = False) -> None:
         """Hold a graft under a name; a name that is held already is refused unless `replace`."""
         if not isinstance(name, str) or not name:
             raise InputError(f"a skill needs a name, found {name!r}")
         value = graft_of(graft)
-        try:
-            held = Held(value, row_skill(value, self._forms))
-        except SkillgraftError as error:
-            raise error.within(f"skill {name!r}") from error
         with self._lock:
             if name in self._held and not replace:
                 raise InputError(f"a skill {name!r} is held already; remove it first, or add(…, replace=True)")
-            self._held = {**self._held, name: held}
+            self._look_again()
+            self._held = {**self._held, name: Held(value, self._fitted(name, value))}
 
     def remove(self, name: str) -> None:
         """Let a skill go. A batch under way keeps what it began with."""
@@ -112,6 +110,8 @@ class SkillBank:
             self._held = {other: held for other, held in self._held.items() if other != name}
             for key in [key for key in self._sums if any(digest == part for part, _ in key)]:
                 del self._sums[key]
+            for rows in [rows for rows in self._batches if any(digest == part for key in rows for part, _ in key)]:
+                del self._batches[rows]
 
     @contextmanager
     def rows(self, rows: Sequence[Row]) -> Iterator[None]:
@@ -119,15 +119,15 @@ class SkillBank:
 
         A batch of k rows for each entry (beams, choices) gives all of them that entry's skill.
         """
-        if any(token is self._token for token, _ in _UNDER_WAY.get()):
+        if any(entered.token is self._token for entered in _UNDER_WAY.get()):
             raise InputError("rows() is entered already; leave it before the next batch")
-        batch = self._batch(rows)
-        reset = _UNDER_WAY.set((*_UNDER_WAY.get(), (self._token, batch)))
+        entered = UnderWay(self._token, self._batch(rows))
+        reset = _UNDER_WAY.set((*_UNDER_WAY.get(), entered))
         try:
             yield
         finally:
             _UNDER_WAY.reset(reset)
-        if batch.changes_something and not batch.asked:
+        if any(entered.batch.touched) and not entered.asked:
             raise RunError(
                 "no module of the bank's model ran inside rows(), so no skill had any effect: ask the model that the bank was "
                 "made for, in the thread that entered rows(), and make a bank before the model is compiled"
@@ -137,22 +137,52 @@ class SkillBank:
         if isinstance(rows, str) or not rows:
             raise InputError(f"rows() takes one entry for every row of the batch, found {rows!r}")
         with self._lock:
-            return RowBatch(self._forms, [self._skill(row) for row in rows])
+            self._look_again()
+            parts = [self._parts(row) for row in rows]
+            key = tuple(_key(row) for row in parts)
+            batch = self._batches.pop(key, None) or RowBatch(self._forms, [self._skill(row) for row in parts])
+            self._batches[key] = batch
+            if len(self._batches) > _BATCHES_KEPT:
+                self._batches.popitem(last=False)
+            return batch
 
-    def _skill(self, row: Row) -> RowSkill | None:
+    def _hook(self) -> None:
+        _removed(self._handles)
+        self._seen = self._forms.seen(self._model)
+        for index, module in enumerate(self._forms.modules):
+            self._handles.append(module.module.register_forward_hook(_Hook(self._token, index), with_kwargs=True))
+
+    def _look_again(self) -> None:
+        """If the model was trained, moved or changed since: what is held is looked up again, or refused as of another base."""
+        if self._seen == self._forms.seen(self._model):
+            return
+        self._forms = RowForms(self._model)
+        self._held = {name: Held(held.graft, self._fitted(name, held.graft)) for name, held in self._held.items()}
+        self._sums.clear()
+        self._batches.clear()
+        self._hook()
+
+    def _fitted(self, name: str, graft: Graft) -> RowSkill:
+        try:
+            return row_skill(graft, self._forms)
+        except SkillgraftError as error:
+            raise error.within(f"skill {name!r}") from error
+
+    def _parts(self, row: Row) -> list[tuple[Held, float]]:
+        """The grafts of a row and their scales; none for the base."""
         if row is None:
-            return None
-        if isinstance(row, str):
-            return self._find(row).skill
-        parts = [(self._find(name), _checked(name, scale)) for name, scale in row.items()]
-        if not parts:
+            return []
+        named = {row: 1.0} if isinstance(row, str) else row
+        if not named:
             raise InputError("an empty mapping names no skill; write None for the base")
+        return [(self._find(name), _checked(name, scale)) for name, scale in named.items()]
+
+    def _skill(self, parts: list[tuple[Held, float]]) -> RowSkill | None:
+        if not parts:
+            return None
         if len(parts) == 1 and parts[0][1] == 1.0:
             return parts[0][0].skill
-        return self._sum(parts)
-
-    def _sum(self, parts: list[tuple[Held, float]]) -> RowSkill:
-        key = tuple(sorted((held.graft.digest, scale) for held, scale in parts))
+        key = _key(parts)
         if key not in self._sums:
             summed = total([held.graft if scale == 1.0 else scale * held.graft for held, scale in parts])
             self._sums[key] = row_skill(summed, self._forms)
@@ -175,16 +205,19 @@ class _Hook:
         self._token, self._index = token, index
 
     def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Any:
-        for token, batch in _UNDER_WAY.get():
-            if token is self._token:
-                given = args[0] if args else next(iter(kwargs.values()))
-                return batch.answer(self._index, given, output)
+        for entered in _UNDER_WAY.get():
+            if entered.token is self._token:
+                return entered.answer(self._index, args[0] if args else next(iter(kwargs.values())), output)
         return None
 
 
+def _key(parts: list[tuple[Held, float]]) -> Key:
+    return tuple(sorted((held.graft.digest, scale) for held, scale in parts))
+
+
 def _removed(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
+    while handles:
+        handles.pop().remove()
 
 
 def _checked(name: str, scale: Any) -> float:

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from skillgraft.live.slots import Stored, stored
-from skillgraft.live.source_reading import direct_reads, swaps_rows
+from skillgraft.live.source_reading import direct_reads
+from skillgraft.opening.compat import table_ids
 from skillgraft.values.region import Indices, Shape
 
 Columns = npt.NDArray[np.int32]
@@ -30,42 +31,66 @@ LINEAR, EMBEDDING, NORM = "linear", "embedding", "norm"
 NOTHING = -1  # the input of an entry whose delta is added as it is: a bias
 
 
+Entries = tuple[Columns, Columns, npt.NDArray[np.float32]]  # inputs, outputs, delta
+
+# A norm's x̂ is read off its own output where that loses nothing: no bias outweighs its weight by more than this.
+_BIAS_PER_WEIGHT = {torch.float32: 8.0, torch.float64: 8.0, torch.bfloat16: 1.0, torch.float16: 1.0}
+# What no rule finds in the source.
+_KNOWN = {
+    "DisentangledSelfAttention": "asks its projections about relative positions too",
+    "DebertaEncoder": "norms its table of relative positions",
+    "DebertaV2Encoder": "norms its table of relative positions",
+}
+
+
 @dataclass(frozen=True, eq=False)
 class RowModule:
-    """A module that has a per-row form. `unit` is a norm's twin with weight 1 and bias 0: it gives x̂."""
+    """A module that has a per-row form: how an entry of its parameters reaches a token's output.
+
+    A norm has a `unit`, its twin with weight 1 and bias 0, which gives x̂; or, cheaper, its `weight` (with Gemma's 1 added) and
+    `bias`, by which x̂ is read off the output.
+    """
 
     path: str
     module: nn.Module
     kind: str
     transposed: bool = False
-    unit: nn.Module | None = None
     scale: float = 1.0  # what an embedding multiplies its rows by
+    unit: nn.Module | None = None
+    weight: npt.NDArray[np.float32] | None = None
+    bias: npt.NDArray[np.float32] | None = None
 
     @property
     def input_width(self) -> int:
-        """How many numbers of a token's input the module reads."""
-        return self._weight_shape[0 if self.transposed or self.kind == EMBEDDING else -1]
+        """How many numbers of a token's input the module reads; of a table, how many tokens it knows."""
+        return self.shape[0 if self.transposed or self.kind == EMBEDDING else -1]
 
     @property
     def output_width(self) -> int:
         """How many numbers the module gives for a token."""
-        return self._weight_shape[-1 if self.transposed or self.kind != LINEAR else 0]
+        return self.shape[-1 if self.transposed or self.kind != LINEAR else 0]
 
     @property
-    def _weight_shape(self) -> Shape:
+    def shape(self) -> Shape:
+        """The weight's shape."""
         weight = self.module._parameters["weight"]
         return tuple(weight.shape) if weight is not None else ()
 
-    def sites(self, key: str, at: Indices) -> tuple[Columns, Columns]:
-        """Which number of the token's input, and which of its output, an entry of this parameter connects."""
+    def entries(self, key: str, at: Indices, delta: npt.NDArray[np.float32]) -> list[Entries]:
+        """Which number of the token's input, times what, is added to which of its output when these entries change by delta."""
+        sites = at.astype(np.int32)
+        nothing = np.full(len(at), NOTHING, np.int32)
         if key == "bias":
-            return np.full(len(at), NOTHING, np.int32), at.astype(np.int32)
+            return [(nothing, sites, delta)]
         if self.kind == NORM:
-            return at.astype(np.int32), at.astype(np.int32)
-        first, second = np.divmod(at, self._weight_shape[1])
-        if self.kind == EMBEDDING or self.transposed:
-            return first.astype(np.int32), second.astype(np.int32)
-        return second.astype(np.int32), first.astype(np.int32)
+            if self.weight is None:
+                return [(sites, sites, delta)]
+            ratio = delta / self.weight[at]  # y = x̂ · w + b, so x̂ · delta = (y − b) · delta / w
+            back = [] if self.bias is None else [(nothing, sites, -self.bias[at] * ratio)]
+            return [(sites, sites, ratio), *back]
+        first, second = (part.astype(np.int32) for part in np.divmod(at, self.shape[1]))
+        rows_first = self.kind == EMBEDDING or self.transposed
+        return [(first, second, delta) if rows_first else (second, first, delta)]
 
 
 class RowForms:
@@ -82,6 +107,16 @@ class RowForms:
             above = ancestors[path] = [*ancestors[parent], model.get_submodule(parent)] if path else []
             if any(tensor is not None for tensor in module._parameters.values()):
                 self._take(path, module, above)
+
+    def seen(self, model: nn.Module) -> tuple[object, ...]:
+        """Which tables and numbers the model has now: another answer means that it was trained, moved or rebuilt."""
+        numbers = [
+            (tensor.data_ptr(), None if tensor.is_inference() else tensor._version)
+            for module in self.modules
+            for tensor in module.module._parameters.values()
+            if tensor is not None
+        ]
+        return (*table_ids(model), *numbers)
 
     def owners(self, name: str) -> list[tuple[int, str]]:
         """The modules that a stored tensor is a parameter of: index in `modules`, and the parameter's key there."""
@@ -131,8 +166,10 @@ def _reason(path: str, above: list[nn.Module]) -> str:
             return f"the source of {type(module).__name__} cannot be read, so how it uses this is not known"
         if parts[-1] in known.children:
             return f"{type(module).__name__} reads its numbers directly"
-        if swaps_rows(type(module)):
+        if known.moves_rows:
             return f"{type(module).__name__} moves the axis of rows"
+        if type(module).__name__ in _KNOWN and (above[-1] is module or not type(module).__name__.endswith("Encoder")):
+            return f"{type(module).__name__} {_KNOWN[type(module).__name__]}"
     return ""
 
 
@@ -171,10 +208,21 @@ def _norm(path: str, module: nn.Module) -> RowModule | str:
     if weight is None or weight.dim() != 1 or not names <= {"weight", "bias"} or any(True for _ in module.children()):
         return unlike
     try:
-        unit = _unit(module, _probed(module, weight))
+        offset = _probed(module, weight)
     except (RuntimeError, ValueError, TypeError, IndexError):
         return unlike
-    return RowModule(path, module, NORM, unit=unit) if unit is not None else unlike
+    if offset is None:
+        return unlike
+    bias = module._parameters.get("bias")
+    ours = weight.detach().float().cpu().numpy() + np.float32(offset)
+    shift = None if bias is None else bias.detach().float().cpu().numpy()
+    weighty = (np.abs(ours) > 0) & (
+        np.abs(0 if shift is None else shift) <= _BIAS_PER_WEIGHT[weight.dtype] * np.abs(ours)
+    )
+    if weighty.all():
+        return RowModule(path, module, NORM, weight=ours, bias=shift)
+    unit = _with(module, weight=torch.full_like(weight, 1 - offset), bias=torch.zeros_like(weight))
+    return RowModule(path, module, NORM, unit=unit)
 
 
 def _probed(module: nn.Module, weight: Tensor) -> float | None:
@@ -192,13 +240,6 @@ def _probed(module: nn.Module, weight: Tensor) -> float | None:
     pairs = [(drawn, unit * (w.float() + offset)), (zero, unit * offset), (shift, b.float() if biased else shift)]
     close = 1e-4 if weight.dtype == torch.float32 else 0.06
     return offset if all(((a - b).abs() <= close * (1 + b.abs())).all() for a, b in pairs) else None
-
-
-def _unit(module: nn.Module, offset: float | None) -> nn.Module | None:
-    weight = module._parameters["weight"]
-    if offset is None or weight is None:
-        return None
-    return _with(module, weight=torch.full_like(weight, 1 - offset), bias=torch.zeros_like(weight))
 
 
 def _with(module: nn.Module, **numbers: Tensor) -> nn.Module:

@@ -10,18 +10,19 @@ bfloat16 model answers as it would with the graft on. Entries that change nothin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from skillgraft.errors import InputError, WrongBase, listed
+from skillgraft.errors import InputError, listed
 from skillgraft.live.binding import BoundGraft
-from skillgraft.live.row_forms import Columns, RowForms
+from skillgraft.live.grafted import as_numpy, check_reach, why_not
+from skillgraft.live.row_forms import Columns, Entries, RowForms
 from skillgraft.values.graft import Graft
 from skillgraft.values.numbers import Array
 
-_NONE = (np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
+_NONE: Entries = (np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,15 @@ class RowSkill:
     outputs: Columns
     delta: npt.NDArray[np.float32]
 
+    @cached_property
+    def _ends(self) -> list[int]:
+        return [0, *np.cumsum(self.counts).tolist()]
+
+    def entries(self, index: int) -> Entries:
+        """What it changes in one module."""
+        part = slice(self._ends[index], self._ends[index + 1])
+        return self.inputs[part], self.outputs[part], self.delta[part]
+
     @property
     def nbytes(self) -> int:
         """Bytes of memory."""
@@ -41,27 +51,24 @@ class RowSkill:
 
 def row_skill(graft: Graft, forms: RowForms) -> RowSkill:
     """The skill of a graft, or the refusal: of another base, or in a parameter that has no per-row form."""
+    check_reach(graft, forms.stored)
     bound = BoundGraft(graft, forms.stored.slots)
-    _check_reach(graft, forms)
     if not bound.holds(bound.before):
-        name, differ, count = bound.worst_mismatch(bound.before)
-        raise WrongBase(
-            f"this model is not the graft's base: in {name} {differ} of {count} sites hold other numbers; the graft was made "
-            f"for {graft.info.text('base') or 'an unnamed base'} (fingerprint {graft.base_fingerprint[:12]}…)"
-        )
-    found: list[list[tuple[Columns, Columns, npt.NDArray[np.float32]]]] = [[] for _ in forms.modules]
+        raise why_not(graft, bound)
+    _check_forms(graft, forms)
+    found: list[list[Entries]] = [[] for _ in forms.modules]
     for name, at, delta in _changes(graft, forms):
         moved = delta != 0
         flat = at[moved] + forms.stored.slots[name].low
         for index, key in forms.owners(name):
-            found[index].append((*forms.modules[index].sites(key, flat), delta[moved]))
+            found[index] += forms.modules[index].entries(key, flat, delta[moved])
     parts = [_sorted(pieces, forms, index) for index, pieces in enumerate(found)]
     counts = np.array([len(delta) for _, _, delta in parts], np.int64)
-    inputs, outputs, deltas = (np.concatenate([_NONE[which], *(part[which] for part in parts)]) for which in range(3))
-    return RowSkill(counts, inputs, outputs, deltas)
+    inputs, outputs = (np.concatenate([_NONE[which], *(part[which] for part in parts)]) for which in (0, 1))
+    return RowSkill(counts, inputs, outputs, np.concatenate([_NONE[2], *(delta for _, _, delta in parts)]))
 
 
-def _check_reach(graft: Graft, forms: RowForms) -> None:
+def _check_forms(graft: Graft, forms: RowForms) -> None:
     refused = forms.refusals([*graft.region.sites, *graft.heads])
     if refused:
         reasons = [f"{name}: {reason}" for name, reason in refused.items()]
@@ -73,8 +80,6 @@ def _check_reach(graft: Graft, forms: RowForms) -> None:
 
 def _changes(graft: Graft, forms: RowForms) -> list[tuple[str, Array, npt.NDArray[np.float32]]]:
     """Each tensor's sites and deltas; of a head every entry, against the model's own head."""
-    from skillgraft.live.grafted import as_numpy
-
     found = []
     for name, at in graft.region.sites.items():
         found.append((name, at, _delta(graft.written(name), graft.before[name])))
@@ -89,10 +94,10 @@ def _delta(after: Array, before: Array) -> npt.NDArray[np.float32]:
     return difference
 
 
-def _sorted(pieces: list[tuple[Any, Any, Any]], forms: RowForms, index: int) -> tuple[Any, Any, Any]:
+def _sorted(pieces: list[Entries], forms: RowForms, index: int) -> Entries:
     if not pieces:
         return _NONE
-    inputs, outputs, delta = (np.concatenate([piece[which] for piece in pieces]) for which in range(3))
+    inputs, outputs = (np.concatenate([piece[which] for piece in pieces]) for which in (0, 1))
     module = forms.modules[index]
     order = np.argsort(outputs if module.output_width >= module.input_width else inputs, kind="stable")
-    return inputs[order], outputs[order], delta[order]
+    return inputs[order], outputs[order], np.concatenate([delta for _, _, delta in pieces])[order]

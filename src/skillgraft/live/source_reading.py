@@ -31,7 +31,7 @@ class ClassReading:
     children: frozenset[str]
     own: frozenset[str]
     scales_only: bool  # forward is super().forward(…) * self.embed_scale
-    moves_rows: bool
+    moves_rows: bool  # exchanges the first two axes of something, so that the modules below may not see rows first
 
 
 _READ: WeakKeyDictionary[type, ClassReading | None] = WeakKeyDictionary()
@@ -61,12 +61,6 @@ def _read(kind: type) -> ClassReading | None:
             moves = moves or any(map(_moves_rows, nodes))
             scales = scales or (method.name == "forward" and _scales(method))
     return ClassReading(frozenset(children), frozenset(own), scales, moves)
-
-
-def swaps_rows(kind: type) -> bool:
-    """Whether a class exchanges the first two axes of something, so that its modules may not see rows first."""
-    known = direct_reads(kind)
-    return known is not None and known.moves_rows
 
 
 @cache
@@ -100,10 +94,15 @@ def _children(nodes: list[ast.AST]) -> Iterator[str]:
     """`x` of every `….x.weight` and `….x.bias` whose numbers are read, and of every `….x.forward`."""
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
     facts = {id(node.value) for node in attributes if node.attr in _FACTS}
+    facts |= {id(part) for node in nodes if _asks_type(node) for part in ast.walk(node)}
     for node in attributes:
         read = node.attr == "forward" or (node.attr in _NUMBERS and id(node) not in facts)
         if read and isinstance(node.value, ast.Attribute):
             yield node.value.attr
+
+
+def _asks_type(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"
 
 
 def _is_own(node: ast.AST) -> TypeGuard[ast.Attribute]:
