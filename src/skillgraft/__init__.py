@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from skillgraft.interop.export import export_patch as export_patch
     from skillgraft.interop.lora import export_lora as export_lora
     from skillgraft.interop.trainer import GraftCallback as GraftCallback
+    from skillgraft.live.bank import SkillBank as SkillBank
     from skillgraft.live.grafted import grafted as grafted
     from skillgraft.measure.evaluate import evaluate as evaluate
     from skillgraft.opening.runtime import Runtime as Runtime
@@ -54,6 +55,7 @@ _HOME = {
     "Region": "values.region",
     "Runtime": "opening.runtime",
     "Scope": "values.region",
+    "SkillBank": "live.bank",
     "Task": "tasks.task",
     "TaskModel": "task_model",
     "TrainingPlan": "training.plan",

@@ -152,7 +152,7 @@ class LiveModel:
         bound = self._bind(graft)
         self._check_apart(graft)
         if not bound.holds(bound.before):
-            raise _why_not(graft, bound)
+            raise why_not(graft, bound)
         bound.write(bound.after)
         self._on.append((graft, bound))
 
@@ -210,7 +210,7 @@ class LiveModel:
 
     def _bind(self, graft: Graft) -> BoundGraft:
         self._look_up()
-        _check_reach(graft, self._stored)
+        check_reach(graft, self._stored)
         bound = self._bound.get(graft)
         if bound is not None and not bound.is_current(self._stored.slots):
             self._bound.clear()  # the model moved: views of the old parameters would keep them in memory
@@ -234,7 +234,8 @@ class LiveModel:
 _LIVE: WeakKeyDictionary[nn.Module, LiveModel] = WeakKeyDictionary()
 
 
-def _check_reach(graft: Graft, model: Stored) -> None:
+def check_reach(graft: Graft, model: Stored) -> None:
+    """Raise if the graft changes what no parameter of the model holds in the folder's order."""
     lost = model.out_of_reach & (graft.region.sites.keys() | graft.heads.keys()) if model.out_of_reach else ()
     if lost:
         raise InputError(
@@ -248,7 +249,8 @@ def _changed(graft: Graft, here: BoundGraft, bound: BoundGraft) -> str:
     return f"the model was changed while {graft!r} was on: in {name} {differ} of {count} sites hold other numbers"
 
 
-def _why_not(graft: Graft, bound: BoundGraft) -> SkillgraftError:
+def why_not(graft: Graft, bound: BoundGraft) -> SkillgraftError:
+    """The error for a graft whose `before` does not stand in the model."""
     if bound.holds(bound.after):
         return AlreadyApplied(f"this model holds the numbers of {graft!r} already, at all {len(graft)} sites")
     name, differ, count = bound.worst_mismatch(bound.before)
