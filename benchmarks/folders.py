@@ -1,4 +1,4 @@
-"""Synthetic model folders of any size: the names and shapes of a decoder, random float32 numbers, four shards.
+"""Synthetic model folders of any size: the names and shapes of a decoder, random numbers (float32 or bfloat16), four shards.
 
 The same layout gives the same base numbers every time. A tuned folder is the base plus noise everywhere, embeddings included. The
 noise grows with depth, as movement does in real fine-tuning, so that a search for the largest is not flattered.
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from skillgraft.files.tensors import Entry, header_bytes
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.values.graft import Graft
+from skillgraft.values.numbers import DTYPES, bits
 from skillgraft.values.region import Region, Scope, Shape
 
 _SHARDS = 4
@@ -63,8 +64,11 @@ def _layer(hidden: int) -> dict[str, Shape]:
     }
 
 
-def write_folder(folder: Path, layout: Layout, *, tuned: bool = False) -> Path:
-    """Write the layout as a folder of shards with index, config and tokenizer."""
+def write_folder(
+    folder: Path, layout: Layout, *, tuned: bool = False, dtype: str = "F32", movement: float = _MOVEMENT, seed: int = 1
+) -> Path:
+    """Write the layout as a folder of shards with index, config and tokenizer; `seed` draws the movement."""
+    width = DTYPES[dtype].itemsize
     folder.mkdir()
     numbers = {name: number for number, name in enumerate(layout.shapes)}
     weight_map: dict[str, str] = {}
@@ -73,16 +77,16 @@ def write_folder(folder: Path, layout: Layout, *, tuned: bool = False) -> Path:
         weight_map |= dict.fromkeys(names, file)
         entries, offset = [], 0
         for name in names:
-            nbytes = _ITEM_BYTES * math.prod(layout.shapes[name])
-            entries.append(Entry(name, "F32", layout.shapes[name], offset, nbytes))
+            nbytes = width * math.prod(layout.shapes[name])
+            entries.append(Entry(name, dtype, layout.shapes[name], offset, nbytes))
             offset += nbytes
         with (folder / file).open("wb") as target:
             target.write(header_bytes(entries, {"format": "pt"}))
             for entry in entries:
-                movement = _MOVEMENT * (1 + numbers[entry.name] / len(numbers)) if tuned else 0.0
-                for block in _blocks(numbers[entry.name], entry.size, movement):
-                    target.write(block.data)
-    index = {"metadata": {"total_size": layout.nbytes}, "weight_map": weight_map}
+                noise = movement * (1 + numbers[entry.name] / len(numbers)) if tuned else 0.0
+                for block in _blocks(numbers[entry.name], entry.size, noise, seed):
+                    target.write(bits(block.astype(DTYPES[dtype], copy=False)).data)
+    index = {"metadata": {"total_size": layout.nbytes * width // _ITEM_BYTES}, "weight_map": weight_map}
     _write_json(folder / "model.safetensors.index.json", index)
     _write_json(folder / "config.json", {"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
     vocabulary = {f"token{number}": number for number in range(layout.shapes["model.embed_tokens.weight"][0])}
@@ -101,9 +105,9 @@ def _shards(layout: Layout) -> list[list[str]]:
     return [shard for shard in shards if shard]
 
 
-def _blocks(number: int, size: int, movement: float) -> Iterator[npt.NDArray[np.float32]]:
+def _blocks(number: int, size: int, movement: float, seed: int) -> Iterator[npt.NDArray[np.float32]]:
     """The numbers of tensor `number`, a block at a time: base, or base plus noise where `movement` is not 0."""
-    base, noise = np.random.default_rng([0, number]), np.random.default_rng([1, number])
+    base, noise = np.random.default_rng([0, number]), np.random.default_rng([seed, number])
     for low in range(0, size, _BLOCK):
         count = min(_BLOCK, size - low)
         block = base.standard_normal(count, np.float32) * np.float32(_BASE_SPREAD)

@@ -7,7 +7,9 @@ would begin with this one's memory); this one reads its RssAnon from /proc every
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import subprocess
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,6 +48,19 @@ def peak_of(job: Callable[..., object], *arguments: Any) -> Peak:
     finally:
         child.join()
     return Peak(baseline, peak)
+
+
+def peak_of_command(program: Sequence[str]) -> float:
+    """The highest anonymous memory in MB of a command while it runs; a command that fails is an error."""
+    with subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
+        peak = 0.0
+        while child.poll() is None:
+            peak = max(peak, _anonymous(child.pid))
+            time.sleep(_SAMPLE_SECONDS)
+        if child.returncode:
+            found = child.stderr.read().decode(errors="replace") if child.stderr else ""
+            raise RunError(f"{program[0]} failed with exit code {child.returncode}: {found[-500:]}")
+    return peak
 
 
 def _run(parent: Connection, job: Callable[..., object], *arguments: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -33,7 +34,7 @@ def main() -> int:
         width = max(map(len, BENCHMARKS)) + 2
         print("\n".join(f"{name:{width}}{benchmark.about}" for name, benchmark in BENCHMARKS.items()))
         return 0
-    names = given.names or list(BENCHMARKS)
+    names = given.names or [name for name, each in BENCHMARKS.items() if not each.needs or each.needs in os.environ]
     found = {name: _run(name, given) for name in names}
     runs = {name: run for name, run in found.items() if run is not None}
     print(results.table(runs), end="")

@@ -33,6 +33,7 @@ class Benchmark:
 
     about: str
     bars: tuple[Bar, ...]
+    needs: str = ""  # an environment variable without which it is left out, unless it is asked for by name
 
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -63,6 +64,25 @@ BENCHMARKS: dict[str, Benchmark] = {
             Bar("extract", "peak memory of extract, larger of 2 GB and 6 GB", 400, "MB"),
             Bar("extract_growth", "the same at both sizes: peak at 6 GB − peak at 2 GB", 40, "MB"),
         ),
+    ),
+    "full_deltas": Benchmark(
+        "whole deltas of a bfloat16 model, streamed and packed",
+        (
+            Bar("extract", "extract everything, every entry changed", 1.5, "×", "subtraction + writing as many bytes"),
+            Bar("apply", "apply that", 1.5, "×", "`cp -r` + reading the graft"),
+            Bar("peak", "the highest anonymous peak of these and of the packed jobs", 400, "MB"),
+            Bar("packed_share", "`extract --pack` after small steps: bytes", 0.2, "× the tuned file"),
+            Bar("packed_extract", "extract packed", 200, "MB/s", "zstd alone", at_least=True),
+            Bar("packed_apply", "apply packed", 200, "MB/s", at_least=True),
+        ),
+    ),
+    "ties": Benchmark(
+        "TIES of three whole deltas",
+        (
+            Bar("time", "`combine --rule ties --trim tensor` of three grafts", 0.4, "×", "mergekit's TIES"),
+            Bar("peak", "its highest anonymous memory", 0.3, "×", "mergekit's TIES"),
+        ),
+        needs="MERGEKIT",
     ),
     "switch": Benchmark(
         "switch grafts on a live model",

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from skillgraft.compose.rules import combined
 from skillgraft.errors import RunError, SkillgraftError
 from skillgraft.files import graft_file
+from skillgraft.files.graft_stream import open_stream, save_stream
 from skillgraft.folders.apply import Named, apply
-from skillgraft.folders.extract import extract
-from skillgraft.values.graft import total
+from skillgraft.folders.extract import extract, extracted
+from skillgraft.values import stream as streams
 
 from .model_folders import body, content, moved, numbers, write_folder
 
@@ -46,19 +48,30 @@ def root() -> Iterator[Path]:
         yield root
 
 
+@pytest.fixture(autouse=True)
+def narrow_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what is read and written by stretches has many of them."""
+    monkeypatch.setattr(streams, "STRETCH", 8192)
+
+
 def do_extract(root: Path, out: Path) -> None:
-    graft_file.save(extract(root / "base", root / "tuned"), out)
+    save_stream(extracted(root / "base", root / "tuned"), out)
+
+
+def do_pack(root: Path, out: Path) -> None:
+    save_stream(extracted(root / "base", root / "tuned"), out, pack=True)
 
 
 def do_apply(root: Path, out: Path) -> None:
-    apply(root / "base", Named(graft_file.load(root / "whole.safetensors"), "whole"), out=out)
+    apply(root / "base", root / "whole.safetensors", out=out)
 
 
 def do_combine(root: Path, out: Path) -> None:
-    graft_file.save(total([graft_file.load(root / f"{name}.safetensors") for name in ("whole", "half")]), out)
+    parts = [open_stream(root / f"{name}.safetensors") for name in ("whole", "half")]
+    save_stream(combined(parts, rule="ties", keep=0.5, head=parts[0]), out)
 
 
-ACTIONS = {"extract": do_extract, "apply": do_apply, "combine": do_combine}
+ACTIONS = {"extract": do_extract, "pack": do_pack, "apply": do_apply, "combine": do_combine}
 Action = Callable[[Path, Path], None]
 every_action = pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
 
@@ -223,7 +236,7 @@ def test_full_disk(root, tmp_path):
     script = SCRIPT.format(repository=REPOSITORY, root=str(root), sizes=sizes)
     lines = [line.split("|") for line in on_a_mount(tmp_path, "size=1m", script).splitlines()]
     failures = [line for line in lines if line[1] != "done"]
-    assert len(lines) == 3 * len(sizes)
+    assert len(lines) == len(ACTIONS) * len(sizes)
     assert {line[0] for line in failures} == set(ACTIONS)
     assert {line[0] for line in lines if line[1] == "done"} == set(ACTIONS)
     for _, code, message, left in failures:
@@ -292,7 +305,7 @@ def test_base_truncated_while_it_is_copied(keep, root, tmp_path, monkeypatch):
         copy(*arguments)
 
     monkeypatch.setattr(rewrite, "copy_range", cut)
-    graft = graft_file.load(root / "whole.safetensors")
+    graft = extract(root / "base", root / "tuned", entries=10)  # of everything, nothing would be copied
     said = tmp_path / "said"
     assert ended(start(lambda: apply(base, Named(graft, "g"), out=tmp_path / "out") and None, said)) == 2
     assert "became shorter while it was being copied" in said.read_text() or "changed while" in said.read_text()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from skillgraft.measure.evaluate import evaluate as evaluate
     from skillgraft.opening.runtime import Runtime as Runtime
     from skillgraft.opening.unpack import unpack as unpack
+    from skillgraft.papers.run import map_steps as map_steps
     from skillgraft.regions.choose import choose_region as choose_region
     from skillgraft.regions.live import localize_live as localize_live
     from skillgraft.regions.localize import localize as localize
@@ -76,6 +77,7 @@ _HOME = {
     "load": "files.graft_file",
     "load_region": "files.graft_file",
     "load_task": "tasks.task_file",
+    "map_steps": "papers.run",
     "localize": "regions.localize",
     "localize_live": "regions.live",
     "remove": "folders.apply",

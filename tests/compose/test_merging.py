@@ -11,15 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillgraft import Graft, Region, Scope, combine, total
-from skillgraft.compose.merging import added
 from skillgraft.compose.rules import RULES, THINNING, thinned
 from skillgraft.compose.thinning import draws
 from skillgraft.errors import InputError, WrongBase
+from skillgraft.values import joining
 
 ROW = Scope.of("layers", {"w": (10,)})
 TWO = Scope.of("layers", {"v": (2, 2), "w": (6,)})
 MERGING = ("ties", "dare", "breadcrumbs", "tall", "wise", "della", "stitch")
 Dense = dict[tuple[str, int], float]
+
+
+def added(grafts: list[Graft]) -> Graft:
+    return Graft.collected(joining.added([g.stream() for g in grafts]))
 
 
 def graft(deltas: Dense, scope: Scope = TWO, **rest: Any) -> Graft:
@@ -149,10 +153,12 @@ def chances(deltas: Dense, keep: float, epsilon: float) -> Dense:
 def naive_della(grafts: list[Graft], keep: float, epsilon: float, seed: int) -> Dense:
     """The same random numbers as the rule takes, one for each entry in the order of names and indices."""
     thinned = []
-    for g, draw in draws(grafts, seed):
-        deltas = numbers(g)
+    for stream, draw in draws([g.stream() for g in grafts], seed):
+        deltas = numbers(Graft.collected(stream))
         stays = chances(deltas, keep, epsilon)
-        thinned.append({key: deltas[key] / stays[key] for key in sorted(deltas) if draw.random() < stays[key]})
+        random = {name: draw(name) for name, _ in deltas}
+        kept = [key for key in sorted(deltas) if random[key[0]].random() < stays[key]]
+        thinned.append({key: float(np.float32(deltas[key] / stays[key])) for key in kept})  # as the rule keeps them
     merged = {}
     for key in entries():
         found = [deltas.get(key, 0.0) for deltas in thinned]

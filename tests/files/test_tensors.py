@@ -122,7 +122,8 @@ def test_copy_range(tmp_path):
     (tmp_path / "a").write_bytes(b"0123456789")
     with (tmp_path / "a").open("rb") as source, (tmp_path / "b").open("wb") as target:
         target.write(b"start ")
-        copy_range(source, target, 2, 5)
+        target.flush()
+        copy_range(source, target.fileno(), 2, 5, 6)
         with pytest.raises(InputError, match="became shorter while it was being copied"):
-            copy_range(source, target, 8, 5)
+            copy_range(source, target.fileno(), 8, 5, 11)
     assert (tmp_path / "b").read_bytes().startswith(b"start 23456")

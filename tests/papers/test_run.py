@@ -20,12 +20,13 @@ import safetensors.numpy
 from skillgraft.errors import InputError
 from skillgraft.files.graft_file import save
 from skillgraft.folders.extract import extract
+from skillgraft.opening.executors import executor, threads_here
 from skillgraft.papers import Draft, Recipe, Step, Store, Wanted, main
 from skillgraft.papers.main import TOKENS, plan, tokens
 from skillgraft.papers.profile import Profile, profile
 from skillgraft.papers.recipe import filled
 from skillgraft.papers.recipes import RECIPES
-from skillgraft.papers.run import executor, run, threads_here
+from skillgraft.papers.run import run
 from skillgraft.papers.samples import Sample
 from skillgraft.papers.steps import in_order
 from skillgraft.predictions.predictions import Predictions

@@ -29,7 +29,8 @@ def run(
     """
     from skillgraft.folders.apply import apply
 
-    outcome = apply(base, *grafts, out=out, scale=scale, head=head, sync=not no_sync)
+    with output.progress("applying") as progress:
+        outcome = apply(base, *grafts, out=out, scale=scale, head=head, sync=not no_sync, progress=progress)
     lines = [f"{out}: {outcome.entries:,} entries and {len(outcome.whole)} whole tensors written"]
     lines += [f"whole tensors: {listed(outcome.whole, most=20)}"] if outcome.whole else []
     lines += output.digest_lines(outcome.digests)

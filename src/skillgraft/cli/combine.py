@@ -29,6 +29,7 @@ from skillgraft.errors import InputError
 if TYPE_CHECKING:
     from skillgraft.tasks.data import Data
     from skillgraft.values.graft import Graft
+    from skillgraft.values.stream import GraftStream
 
 AUTO = "auto"
 
@@ -46,6 +47,9 @@ def run(
         float | None,
         typer.Option(help="ties, dare (0.1), breadcrumbs (0.2), della (0.7), stitch (all): share to keep."),
     ] = None,
+    trim: Annotated[
+        str | None, typer.Option(help="ties: the share is that of the scope (default) or of each tensor.")
+    ] = None,
     drop: Annotated[float | None, typer.Option(help="breadcrumbs: share of largest changes to drop (0.1).")] = None,
     epsilon: Annotated[float | None, typer.Option(help="della: width of the probabilities' window (0.14).")] = None,
     lam: Annotated[float | None, typer.Option(help="tall: λ of the masks (0.2).")] = None,
@@ -57,7 +61,9 @@ def run(
         Path | None, typer.Option(metavar="R", help="Keep only the entries outside this region.")
     ] = None,
     head: Head = None,
-    base: Annotated[str | None, typer.Option(metavar="BASE", help="auto: model folder or hub name.")] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="BASE", help="auto, packed grafts: model folder or hub name.")
+    ] = None,
     task: Annotated[list[str] | None, typer.Option(metavar="T", help="auto: the tasks, in the grafts' order.")] = None,
     per_task_scales: Annotated[bool, typer.Option("--per-task-scales", help="auto: one scale for each graft.")] = False,
     points: Points = 21,
@@ -82,46 +88,72 @@ def run(
       skillgraft combine a.safetensors b.safetensors --rule union --conflict largest -o either.safetensors
       skillgraft combine a.safetensors b.safetensors --scale auto --base BASE --task sst2 --task trec -o ab.safetensors
     """
-    from skillgraft.compose.rules import check_rule, combine
+    from skillgraft.compose.rules import check_rule, combined
     from skillgraft.files import atomic, graft_file
+    from skillgraft.files.graft_stream import save_stream
     from skillgraft.tasks.data import Data
+    from skillgraft.values.joining import restricted
+    from skillgraft.values.stream import Digest
 
     atomic.check_target(out)
     named = {
-        "conflict": conflict, "keep": keep, "drop": drop, "epsilon": epsilon, "lam": lam, "consensus": consensus,
+        "conflict": conflict, "keep": keep, "trim": trim, "drop": drop, "epsilon": epsilon, "lam": lam, "consensus": consensus,
         "seed": draw_seed,
     }  # fmt: skip
     options = {name: value for name, value in named.items() if value is not None}
     check_rule(rule, options)
     factor = _factor(scale)
-    if factor is not None and (base or task or per_task_scales):
-        raise InputError("--base, --task and --per-task-scales are for --scale auto, found --scale " + scale)
-    parts = [output.load_graft(path) for path in grafts]
-    asked: dict[str, Any] = {"rule": rule, "head": output.load_graft(head) if head else None, **options}
-    recipe: dict[str, Any] = {"rule": rule, "conflict": "refuse", **options, "grafts": [part.digest for part in parts]}
+    if factor is not None and (task or per_task_scales):
+        raise InputError("--task and --per-task-scales are for --scale auto, found --scale " + scale)
+    asked: dict[str, Any] = {"rule": rule, **options}
     if factor is None:
         if inside or outside:
             raise InputError("--scale auto does not restrict: restrict each graft first, with combine G --inside R")
         data = Data(shots, train_rows, validation_rows, None, seed, readout, max_length)
-        asked |= {"per_task_scales": per_task_scales, "points": points}
+        parts = [output.load_graft(path) for path in grafts]
+        asked |= {
+            "head": output.load_graft(head) if head else None,
+            "per_task_scales": per_task_scales,
+            "points": points,
+        }
         result = _searched(parts, base, task, data, asked, {"device": device, "dtype": dtype})
+        recipe = _recipe(rule, options, [part.digest for part in parts])
         search = result.info["recipe"]["search"]
-        chosen = search["best"]["scale"]
-        recipe |= {**result.info["recipe"], "scale": chosen}
-        more, lines = {"scale": chosen, "search": search}, _table(search)
+        recipe |= {**result.info["recipe"], "scale": search["best"]["scale"]}
+        graft, more, lines = result.stream(), {"scale": search["best"]["scale"], "search": search}, _table(search)
     else:
-        result = combine(parts, **asked)
-        result = result & graft_file.load_region(inside) if inside else result
-        result = result.outside(graft_file.load_region(outside)) if outside else result
-        result = result if factor == 1.0 else factor * result
-        recipe |= {"scale": factor}
-        more, lines = {"scale": result.scale}, []
-    graft_file.save(result.with_info(scores=None, recipe=recipe, command=output.command_line()), out)
-    facts = {"out": str(out), "entries": len(result), "density": result.region.density, "form": result.form}
-    facts["digest"] = result.digest
-    lines = [*lines, *output.digest_lines({out.name: result.digest})]
-    first = f"{out}: {len(result):,} entries, density {result.region.density:.2e}, {result.form} form"
+        streams = [_opened(path, base) for path in grafts]
+        digests = [Digest() for _ in streams]
+        watched = [digest.watching(stream) for digest, stream in zip(digests, streams, strict=True)]
+        with output.progress("combining"):
+            joint = combined(watched, head=_opened(head, base) if head else None, **asked)
+            joint = restricted(joint, graft_file.load_region(inside)) if inside else joint
+            joint = restricted(joint, graft_file.load_region(outside), inside=False) if outside else joint
+            recipe = _recipe(
+                rule, options, [digest.of(stream) for digest, stream in zip(digests, streams, strict=True)]
+            ) | {"scale": factor}
+            graft, more, lines = factor * joint, {"scale": (factor * joint).scale}, []
+    made = graft.with_info(scores=None, recipe=recipe, command=output.command_line())
+    with output.progress("combining") as progress:
+        save_stream(made, out, progress=progress)
+    facts = {"out": str(out), "entries": len(made), "density": made.density, "form": made.form}
+    facts["digest"] = made.digest
+    lines = [*lines, *output.digest_lines({out.name: made.digest})]
+    first = f"{out}: {len(made):,} entries, density {made.density:.2e}, {made.form} form"
     output.show({**facts, "rule": rule, **more}, as_json=json, lines=[first, *lines])
+
+
+def _opened(path: Path, base: str | None) -> GraftStream:
+    """A graft as a stream; a packed one with the base's numbers."""
+    from skillgraft.files.graft_stream import stream_of
+    from skillgraft.folders.checkpoint import Checkpoint
+
+    stream = stream_of(path)
+    return stream.based(Checkpoint.open(base)) if stream.packed and base else stream
+
+
+def _recipe(rule: str, options: Mapping[str, Any], digests: list[str]) -> dict[str, Any]:
+    return {"rule": rule, "conflict": "refuse", **options, "grafts": digests}
 
 
 def _factor(scale: str) -> float | None:

@@ -23,7 +23,8 @@ def run(grafts: GraftFiles, json: Json = False) -> None:
         names = [str(path) for path in grafts]
     if len(set(names)) < len(names):
         raise InputError("a graft is named twice; compare different files")
-    facts = compare(dict(zip(names, grafts, strict=True)))
+    with output.progress("comparing") as progress:
+        facts = compare(dict(zip(names, grafts, strict=True)), progress=progress)
     lines: list[str] = []
     for measure in ("coverage", "jaccard", "cosine"):
         rows = [(name, *(f"{value:.3f}" for value in row)) for name, row in zip(names, facts[measure], strict=True)]

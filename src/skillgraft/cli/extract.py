@@ -25,6 +25,12 @@ def run(
         str | None, typer.Option(help="layers (default), upper:layers, biases, all, or a name pattern.")
     ] = None,
     convert: Convert = False,
+    pack: Annotated[
+        bool,
+        typer.Option(
+            "--pack", help="Compressed: the bits that differ alone. The base's numbers are needed to read it."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Lift a skill out of a fine-tuned model, into a graft file.
@@ -34,31 +40,34 @@ def run(
       skillgraft extract BASE TUNED -o skill.safetensors                  all that changed: apply gives TUNED bit for bit
       skillgraft extract BASE TUNED --density 1e-4 -o skill.safetensors   the 0.01 % of the layers that moved most
       skillgraft extract BASE ADAPTER --entries 8500 -o skill.safetensors
+      skillgraft extract BASE TUNED --pack -o skill.safetensors           all that changed, in a fraction of the bytes
     """
     from skillgraft.files import atomic, graft_file
-    from skillgraft.folders.extract import extract
+    from skillgraft.files.graft_stream import save_stream
+    from skillgraft.folders.extract import extracted
     from skillgraft.folders.movement import check_budget
 
     atomic.check_target(out)
     check_budget(density, entries)
     wanted = graft_file.load_region(region) if region else None
+    asked: dict[str, Any] = {
+        "density": density,
+        "entries": entries,
+        "region": wanted,
+        "scope": scope,
+        "convert": convert,
+    }
     with output.progress("comparing") as progress:
-        asked: dict[str, Any] = {
-            "density": density,
-            "entries": entries,
-            "region": wanted,
-            "scope": scope,
-            "convert": convert,
-        }
-        graft = extract(base, tuned, progress=progress, **asked)
-    graft_file.save(graft.with_info(command=output.command_line()), out)
+        graft = extracted(base, tuned, progress=progress, **asked).with_info(command=output.command_line())
+    with output.progress("writing") as progress:
+        save_stream(graft, out, pack=pack, progress=progress, proved=graft.check_unchanged)
     outside = graft.info.get("outside_scope", {})
     size = out.stat().st_size
     result = {
         "out": str(out),
         "entries": len(graft),
-        "density": graft.region.density,
-        "scope": graft.region.scope.label,
+        "density": graft.density,
+        "scope": graft.scope.label,
         "bytes": size,
         "heads": list(graft.heads),
         "removed": graft.info.get("removed", []),
@@ -67,7 +76,7 @@ def run(
         "digest": graft.digest,
     }
     lines = [
-        f"{out}: {len(graft):,} entries, density {graft.region.density:.2e} of {graft.region.scope.label!r}, "
+        f"{out}: {len(graft):,} entries, density {graft.density:.2e} of {graft.scope.label!r}, "
         f"{output.human_bytes(size)}"
     ]
     if graft.heads:

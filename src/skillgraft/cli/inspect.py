@@ -23,6 +23,7 @@ def run(
       skillgraft inspect skill.safetensors --json
     """
     from skillgraft.files.graft_file import is_region_file, load_info, load_region
+    from skillgraft.files.graft_stream import open_stream
     from skillgraft.folders.reach import in_words
 
     facts: dict[str, Any] = {"file": str(file), "bytes": file.stat().st_size if file.exists() else 0}
@@ -30,7 +31,7 @@ def run(
         fingerprint, info = load_info(file)
         facts |= {**load_region(file).describe(), "base_fingerprint": fingerprint, "made": dict(info)}
     else:
-        graft = output.load_graft(file)
+        graft = open_stream(file)
         facts |= {**graft.describe(), "in_words": in_words(graft)}
     output.show(facts, as_json=json, lines=_lines(facts))
 
@@ -42,7 +43,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         f"({facts['scope_entries']:,} entries), {output.human_bytes(facts['bytes'])}"
     ]
     if "form" in facts:
-        lines.append(f"{facts['form']} form, scale {facts['scale']:g}, norm {facts['norm']:.4g}")
+        norm = "packed: norm unknown without the base" if facts["packed"] else f"norm {facts['norm']:.4g}"
+        lines.append(f"{facts['form']} form, scale {facts['scale']:g}, {norm}")
     lines += _chat(made.get("chat", {}))
     lines.append(f"base {made.get('base', 'unnamed')}, fingerprint {facts['base_fingerprint'][:16]}…")
     if "digest" in facts:

@@ -28,7 +28,8 @@ def run(
     """
     from skillgraft.folders.apply import remove
 
-    outcome = remove(folder, *grafts, out=out, sync=not no_sync)
+    with output.progress("removing") as progress:
+        outcome = remove(folder, *grafts, out=out, sync=not no_sync, progress=progress)
     lines = [f"{out}: {outcome.entries:,} entries and {len(outcome.whole)} whole tensors put back"]
     lines += output.digest_lines(outcome.digests)
     output.show(output.outcome(outcome), as_json=json, lines=lines)

@@ -11,6 +11,7 @@ from skillgraft.cli import output
 from skillgraft.cli.arguments import Json
 
 if TYPE_CHECKING:
+    from skillgraft.opening.executors import Needs
     from skillgraft.papers.main import Planned
     from skillgraft.papers.profile import Profile
 
@@ -36,6 +37,13 @@ def run(
     seed: Numbers = None,
     readout: Annotated[str | None, typer.Option(help="How class scores are read: auto, masked, causal, …")] = None,
     jobs: Annotated[int, typer.Option(help="Steps that run side by side; they share the cores.")] = 1,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="ray|ray://…", help="A Ray cluster: RAY_ADDRESS's, else a local one, or an address."),
+    ] = None,
+    cores: Annotated[int | None, typer.Option(help="on: cores of each step, which has as many threads (1).")] = None,
+    memory: Annotated[float | None, typer.Option(help="on: memory of each step, in GB.")] = None,
+    gpus: Annotated[float | None, typer.Option(help="on: GPUs of each step.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the steps and about how long they take.")] = False,
     json: Json = False,
 ) -> None:
@@ -48,6 +56,7 @@ def run(
       skillgraft reproduce list
       skillgraft reproduce table2 --base MiniLM --task sst2 --shots 64 -o results
       skillgraft reproduce table2 fig2 --base MiniLM --dry-run
+      skillgraft reproduce table2 --base MiniLM --on ray --cores 4 -o /shared/results
 
     Killed and started again, it goes on where it was; recipes share what they have in common.
     """
@@ -66,7 +75,8 @@ def run(
     if dry_run:
         _plan(names, chosen, results, jobs, as_json=json)
     else:
-        _run(names, chosen, results, out, jobs, as_json=json)
+        needs = _needs(cores, memory, gpus)
+        _run(names, chosen, results, out, {"jobs": jobs, "on": on, "needs": needs}, as_json=json)
 
 
 def _list(*, as_json: bool) -> None:
@@ -110,16 +120,25 @@ def _time(seconds: float) -> str:
     )
 
 
-def _run(names: list[str], profile: Profile, store: Path, out: Path, jobs: int, *, as_json: bool) -> None:
+def _needs(cores: int | None, memory: float | None, gpus: float | None) -> Needs | None:
+    """What a step takes on a cluster; None where nothing was said."""
+    from skillgraft.opening.executors import Needs
+
+    if cores is None and memory is None and gpus is None:
+        return None
+    return Needs(cores or 1, int(1e9 * (memory or 0)), gpus or 0)
+
+
+def _run(names: list[str], profile: Profile, store: Path, out: Path, where: dict[str, Any], *, as_json: bool) -> None:
+    from skillgraft.opening.executors import executor
     from skillgraft.papers.main import reproduce
     from skillgraft.papers.recipes import recipe
-    from skillgraft.papers.run import executor
     from skillgraft.report.sheet import markdown
 
     for name in names:  # a wrong name is refused before the first recipe runs
         recipe(name)
     results = []
-    with executor(jobs) as workers:
+    with executor(**where) as workers:
         for name in names:
             with output.progress(name) as bar:
                 done = reproduce(

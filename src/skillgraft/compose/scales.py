@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from skillgraft.compose.rules import THINNING, combine, heads_alone, thinned
+from skillgraft.compose.rules import THINNING, combine, thinned
 from skillgraft.errors import InputError, listed
 from skillgraft.folders.extract import extract
 from skillgraft.measure.metrics import LOSSES, METRICS
@@ -25,7 +25,7 @@ from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.task_model import VALIDATION, TaskModel
 from skillgraft.tasks.data import Data, TaskLike
 from skillgraft.training.linearised import Tangent, tangent
-from skillgraft.values.graft import Graft, graft_of
+from skillgraft.values.graft import Graft, graft_of, heads_alone
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -21,21 +22,24 @@ from skillgraft.errors import FormatError, SkillgraftError, listed
 from skillgraft.files import atomic
 from skillgraft.files import tensors as tensor_file
 from skillgraft.files.archives import ALWAYS_UNPACKED
+from skillgraft.files.packed import PARTS as PACKED_PARTS
+from skillgraft.files.packed import checked_formats, formats_of
 from skillgraft.files.tensors import Entry, TensorFile, in_file, is_shape
 from skillgraft.values import strict_json
 from skillgraft.values.graft import Graft
 from skillgraft.values.info import ITEMS, Info
 from skillgraft.values.numbers import Array
 from skillgraft.values.region import Indices, Region, Scope, index_dtype
+from skillgraft.values.stream import GraftStream
 
 T = TypeVar("T")
-FORMAT_VERSION = "1"
+FORMAT_VERSION, PACKED_VERSION = "1", "2"
 GRAFT, REGION = "skillgraft.graft", "skillgraft.region"
 _MAX_HEADER_BYTES = 64_000_000
 _STRETCH = 1 << 20  # bytes of a bitmap at a time
 _TIMES_UNPACKED = 16
 _PARTS = ("indices", "bitmap", "before", "values", "delta", "head")
-_FORMS = {"exact": "values", "arithmetic": "delta"}
+FORMS = {"exact": "values", "arithmetic": "delta"}
 _RESERVED = (
     "format",
     "format_version",
@@ -56,13 +60,9 @@ def save(graft: Graft, path: str | Path, *, overwrite: bool = False) -> None:
         key, where = _encode(name, at, math.prod(graft.region.scope.shapes[name]))
         tensors[key] = where
         tensors[f"{name}.before"] = graft.before[name]
-        tensors[f"{name}.{_FORMS[graft.form]}"] = graft.change[name]
+        tensors[f"{name}.{FORMS[graft.form]}"] = graft.change[name]
     tensors.update({f"{name}.head": head for name, head in graft.heads.items()})
-    metadata = {
-        **_common(GRAFT, graft.region, graft.base_fingerprint, graft.info),
-        "form": graft.form,
-        "scale": repr(graft.scale),
-    }
+    metadata = metadata_of(graft.stream())
     with atomic.new_file(Path(path), overwrite=overwrite) as temporary:
         tensor_file.write(temporary, tensors, metadata)
 
@@ -73,7 +73,9 @@ def save_region(
     """Write a region file: a graft file with indices only. An existing file is refused unless `overwrite`."""
     tensors = dict(_encode(n, at, math.prod(region.scope.shapes[n])) for n, at in region.sites.items())
     with atomic.new_file(Path(path), overwrite=overwrite) as temporary:
-        tensor_file.write(temporary, tensors, _common(REGION, region, base_fingerprint, info or Info()))
+        tensor_file.write(
+            temporary, tensors, _common(REGION, region.scope, len(region), base_fingerprint, info or Info())
+        )
 
 
 def load(path: str | Path) -> Graft:
@@ -95,32 +97,51 @@ def load_info(path: str | Path) -> tuple[str, Info]:
     """Base fingerprint and provenance of a graft or region file."""
 
     def read(file: TensorFile) -> tuple[str, Info]:
-        _check_kind(file, (GRAFT, REGION))
+        check_kind(file, (GRAFT, REGION), packed=is_packed(file))
         return _fingerprint(file.metadata["base_fingerprint"]), _info(file.metadata)
 
     return _edge(Path(path), read)
 
 
+def opened(path: Path) -> TensorFile:
+    """A graft or region file's header, checked as that of a container."""
+    return TensorFile.open(path, max_header_bytes=_MAX_HEADER_BYTES)
+
+
 def _edge(path: Path, read: Callable[[TensorFile], T]) -> T:
     """Deep code raises the fact; here the file's name is added, once."""
-    file = TensorFile.open(path, max_header_bytes=_MAX_HEADER_BYTES)
+    file = opened(path)
     try:
         return read(file)
     except SkillgraftError as error:  # also what a Region or Graft says when it refuses the file's content
         raise in_file(path, error) from None
 
 
-def _common(kind: str, region: Region, fingerprint: str, info: Info) -> dict[str, str]:
-    shapes = {name: list(shape) for name, shape in region.scope.shapes.items()}
+def metadata_of(graft: GraftStream) -> dict[str, str]:
+    """What a graft's file says in its header beside the tensors."""
+    return {
+        **_common(GRAFT, graft.scope, len(graft), graft.base_fingerprint, graft.info),
+        "form": graft.form,
+        "scale": repr(graft.scale),
+    }
+
+
+def packed_metadata_of(graft: GraftStream) -> dict[str, str]:
+    """The same for a packed graft."""
+    formats = strict_json.canonical(formats_of(graft))
+    return {**metadata_of(graft), "format_version": PACKED_VERSION, "formats": formats}
+
+
+def _common(kind: str, scope: Scope, entries: int, fingerprint: str, info: Info) -> dict[str, str]:
     return {
         **info.texts,
         "format": kind,
         "format_version": FORMAT_VERSION,
         "base_fingerprint": _fingerprint(fingerprint),
-        "scope": region.scope.label,
-        "scope_shapes": strict_json.canonical(shapes),
-        "entries": str(len(region)),
-        "density": repr(region.density),
+        "scope": scope.label,
+        "scope_shapes": strict_json.canonical({name: list(shape) for name, shape in scope.shapes.items()}),
+        "entries": str(entries),
+        "density": repr(entries / scope.size if scope.size else 0.0),
     }
 
 
@@ -133,28 +154,83 @@ def _encode(name: str, at: Indices, size: int) -> tuple[str, Array]:
     return f"{name}.bitmap", np.packbits(flags, bitorder="little")
 
 
-def _graft(file: TensorFile) -> Graft:
-    region = _region(file, expected=(GRAFT,))
+@dataclass(frozen=True)
+class Header:
+    """What a graft file's header says, checked; `names` are the parameters that have entries."""
+
+    names: tuple[str, ...]
+    scope: Scope
+    form: Literal["exact", "arithmetic"]
+    scale: float
+    heads: Mapping[str, Array]
+    base_fingerprint: str
+    info: Info
+
+
+def checked_header(file: TensorFile) -> Header:
+    """The header of a graft file, and its heads; the numbers are left to whoever reads them."""
+    scope, names = _listed(file, expected=(GRAFT,))
     form, stems = file.metadata["form"], _stems(file)
-    if form not in _FORMS:
-        raise FormatError(f"form must be one of {', '.join(_FORMS)}, found {form[:40]!r}")
-    for other in _FORMS.keys() - {form}:
-        if stems[_FORMS[other]]:
-            raise FormatError(f"the form is {form}, found {_FORMS[other]} for {listed(sorted(stems[_FORMS[other]]))}")
+    if form not in FORMS:
+        raise FormatError(f"form must be one of {', '.join(FORMS)}, found {form[:40]!r}")
+    for other in FORMS.keys() - {form}:
+        if stems[FORMS[other]]:
+            raise FormatError(f"the form is {form}, found {FORMS[other]} for {listed(sorted(stems[FORMS[other]]))}")
+    for part in ("before", FORMS[form]):
+        odd = sorted(stems[part] ^ names)
+        if odd:
+            raise FormatError(
+                f"{part}: its parameters are not those that have indices; only one side has {listed(odd)}"
+            )
+    return _header(file, scope, names, stems["head"])
+
+
+def _header(file: TensorFile, scope: Scope, names: set[str], heads: set[str]) -> Header:
+    return Header(
+        tuple(sorted(names)),
+        scope,
+        "exact" if file.metadata["form"] == "exact" else "arithmetic",
+        _scale(file.metadata["scale"]),
+        {name: _read(file, f"{name}.head") for name in heads},
+        _fingerprint(file.metadata["base_fingerprint"]),
+        _info({key: text for key, text in file.metadata.items() if key != "formats"}),
+    )
+
+
+def _graft(file: TensorFile) -> Graft:
+    region, header = _region(file, expected=(GRAFT,)), checked_header(file)
     return Graft(
         region,
-        _numbers(file, region, "before"),
-        _numbers(file, region, _FORMS[form]),
-        form="exact" if form == "exact" else "arithmetic",
-        scale=_scale(file.metadata["scale"]),
-        heads={name: _read(file, f"{name}.head") for name in stems["head"]},
-        base_fingerprint=_fingerprint(file.metadata["base_fingerprint"]),
-        info=_info(file.metadata),
+        {name: _read(file, f"{name}.before") for name in header.names},
+        {name: _read(file, f"{name}.{FORMS[header.form]}") for name in header.names},
+        form=header.form,
+        scale=header.scale,
+        heads=header.heads,
+        base_fingerprint=header.base_fingerprint,
+        info=header.info,
     )
 
 
 def _region(file: TensorFile, *, expected: tuple[str, ...]) -> Region:
-    _check_kind(file, expected)
+    scope, names = _listed(file, expected=expected)
+    sites = {name: _decode(file, name, math.prod(scope.shapes[name])) for name in names}
+    if any(len(at) == 0 for at in sites.values()):
+        raise FormatError(f"{listed(sorted(n for n, at in sites.items() if len(at) == 0))}: listed without entries")
+    region = Region(scope, sites)
+    check_counts(file, len(region), region.density)
+    return region
+
+
+def check_counts(file: TensorFile, entries: int, density: float) -> None:
+    """Refuse metadata that do not say what the tensors hold."""
+    for key, true in (("entries", str(entries)), ("density", repr(density))):
+        if file.metadata[key] != true:
+            raise FormatError(f"the metadata says {key} {file.metadata[key][:40]!r}, the tensors hold {true}")
+
+
+def _listed(file: TensorFile, *, expected: tuple[str, ...]) -> tuple[Scope, set[str]]:
+    """The scope, and the parameters that have indices or a bitmap; which parts there are is checked."""
+    check_kind(file, expected)
     scope = _scope(file.metadata)
     stems = _stems(file)
     twice = stems["indices"] & stems["bitmap"]
@@ -163,44 +239,71 @@ def _region(file: TensorFile, *, expected: tuple[str, ...]) -> Region:
     foreign = sorted((stems["indices"] | stems["bitmap"]) - scope.shapes.keys())
     if foreign:
         raise FormatError(f"{listed(foreign)}: not in the file's own scope")
-    sites = {name: _decode(file, name, math.prod(scope.shapes[name])) for name in stems["indices"] | stems["bitmap"]}
-    if any(len(at) == 0 for at in sites.values()):
-        raise FormatError(f"{listed(sorted(n for n, at in sites.items() if len(at) == 0))}: listed without entries")
-    region = Region(scope, sites)
-    for key, true in (("entries", str(len(region))), ("density", repr(region.density))):
-        if file.metadata[key] != true:
-            raise FormatError(f"the metadata says {key} {file.metadata[key][:40]!r}, the tensors hold {true}")
     parts = {part for part in _PARTS if stems[part]} - {"indices", "bitmap"}
-    allowed = {"head", "before", *_FORMS.values()} if file.metadata["format"] == GRAFT else set()
+    allowed = {"head", "before", *FORMS.values()} if file.metadata["format"] == GRAFT else set()
     if parts - allowed:
         raise FormatError(f"a region file holds indices only, found also {listed(sorted(parts))}")
-    return region
+    return scope, stems["indices"] | stems["bitmap"]
 
 
-def _check_kind(file: TensorFile, expected: tuple[str, ...]) -> None:
+def is_packed(file: TensorFile) -> bool:
+    """Whether the file holds a packed graft: `packed` reads those."""
+    return file.metadata.get("format") == GRAFT and file.metadata.get("format_version") == PACKED_VERSION
+
+
+def check_kind(file: TensorFile, expected: tuple[str, ...], *, packed: bool = False) -> None:
+    """Refuse what is no graft or region file of a known version, metadata that lack something and unknown ones."""
     kind, version = file.metadata.get("format"), file.metadata.get("format_version")
     if kind not in (GRAFT, REGION):
         raise FormatError("not a graft: its metadata has no skillgraft format; make one with `skillgraft extract`")
     if kind not in expected:
         raise FormatError(f"expected a {expected[0]} file, found a {kind} file")
-    if version != FORMAT_VERSION:
+    if is_packed(file) and not packed:
         raise FormatError(
-            f"format version {str(version)[:20]!r}, this skillgraft reads version {FORMAT_VERSION}; update it"
+            "packed (format version 2): it holds no numbers of its own, but the bits that change in its base's; unpack it "
+            "first: skillgraft combine G --base BASE -o OUT"
         )
-    needed = set(_RESERVED) - ({"form", "scale"} if kind == REGION else set())
+    if version != FORMAT_VERSION and not packed:
+        raise FormatError(
+            f"format version {str(version)[:20]!r}, this skillgraft reads versions {FORMAT_VERSION} and {PACKED_VERSION}; "
+            "update it"
+        )
+    needed = set(_RESERVED) - ({"form", "scale"} if kind == REGION else set()) | ({"formats"} if packed else set())
     missing, unknown = needed - file.metadata.keys(), file.metadata.keys() - needed - ITEMS.keys()
     if missing or unknown:
         what = "lacks" if missing else "has unknown items"
         raise FormatError(f"the metadata {what}: {listed(sorted(key[:40] for key in missing or unknown))}")
 
 
-def _stems(file: TensorFile) -> dict[str, set[str]]:
+def packed_header(file: TensorFile) -> tuple[Header, dict[str, np.dtype[Any]]]:
+    """The header of a packed graft, its heads, and the number formats of its parameters."""
+    check_kind(file, (GRAFT,), packed=True)
+    stems = _stems(file, (*PACKED_PARTS, "head"))
+    for part in PACKED_PARTS[1:]:
+        odd = sorted(stems[part] ^ stems[PACKED_PARTS[0]])
+        if odd:
+            raise FormatError(
+                f"{part}: its parameters are not those with {PACKED_PARTS[0]}; only one side has {listed(odd)}"
+            )
+    scope, names = _scope(file.metadata), stems[PACKED_PARTS[0]]
+    if names - scope.shapes.keys():
+        raise FormatError(f"{listed(sorted(names - scope.shapes.keys()))}: not in the file's own scope")
+    if (file.metadata["form"], file.metadata["scale"]) != ("exact", "1.0"):
+        raise FormatError("a packed graft has the exact form and scale 1.0")
+    try:
+        formats = checked_formats(strict_json.parse(file.metadata["formats"]), names)
+    except ValueError as error:
+        raise FormatError(f"formats is not valid JSON: {error}") from None
+    return _header(file, scope, names, stems["head"]), formats
+
+
+def _stems(file: TensorFile, parts: tuple[str, ...] = _PARTS) -> dict[str, set[str]]:
     """Part → the parameter names that have it. A tensor with another ending is refused."""
-    stems: dict[str, set[str]] = {part: set() for part in _PARTS}
+    stems: dict[str, set[str]] = {part: set() for part in parts}
     for name in file.entries:
         stem, _, part = name.rpartition(".")
         if part not in stems or not stem:
-            raise FormatError(f"unexpected tensor {name[:80]!r}; its ending must be one of {', '.join(_PARTS)}")
+            raise FormatError(f"unexpected tensor {name[:80]!r}; its ending must be one of {', '.join(parts)}")
         stems[part].add(stem)
     return stems
 
@@ -241,15 +344,6 @@ def _unpacked(file: TensorFile, entry: Entry, name: str, size: int) -> Array:
         raise FormatError(f"{name}.bitmap: bits beyond the {size} entries are set")
     found.flags.writeable = False
     return found
-
-
-def _numbers(file: TensorFile, region: Region, part: str) -> dict[str, Array]:
-    """All tensors of one part; that they fit the region, and are finite, `Graft` proves."""
-    names = _stems(file)[part]
-    if names != region.sites.keys():
-        odd = sorted(names ^ region.sites.keys())
-        raise FormatError(f"{part}: its parameters are not those that have indices; only one side has {listed(odd)}")
-    return {name: _read(file, f"{name}.{part}") for name in names}
 
 
 def _read(file: TensorFile, name: str) -> Array:

@@ -10,6 +10,7 @@ dtype and shape, repeated names, unknown formats.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -19,7 +20,7 @@ import reprlib
 import signal
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -186,6 +187,23 @@ class TensorFile:
         """A whole tensor in its shape."""
         return self.flat(name).reshape(self.entries[name].shape)
 
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[str, int, int], Array]]:
+        """Yields a function that reads entries [low, high) of a tensor into memory of their own: nothing is mapped."""
+        self.check_unchanged()
+        with opened(self.path) as file:
+
+            def read(name: str, low: int, high: int) -> Array:
+                entry = self.entries[name]
+                count = max(0, min(high, entry.size) - low) * entry.dtype.itemsize
+                data = os.pread(file.fileno(), count, entry.start + low * entry.dtype.itemsize)
+                if len(data) < count:
+                    raise InputError(f"{self.path} became shorter while it was being read")
+                return np.frombuffer(data, entry.dtype)
+
+            yield read
+        self.check_unchanged()
+
     def check_unchanged(self) -> None:
         """Raise if the file was replaced or rewritten since it was opened."""
         try:
@@ -220,17 +238,22 @@ def windows(at: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
 
 def write(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
     """Write a file whose bytes depend on the content alone: names sorted, wider numbers first, metadata sorted."""
-    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    entries, offset = [], 0
-    for name in names:
-        array = tensors[name]
-        entries.append(Entry(name, TAGS[array.dtype], tuple(array.shape), offset, array.nbytes))
-        offset += array.nbytes
+    entries = laid_out({name: (array.dtype, array.shape) for name, array in tensors.items()})
     with path.open("wb") as file:
         file.write(header_bytes(entries, metadata))
-        for name in names:
-            array = np.ascontiguousarray(tensors[name]).reshape(-1)
+        for entry in entries:
+            array = np.ascontiguousarray(tensors[entry.name]).reshape(-1)
             file.write(array.view(np.uint8).data)
+
+
+def laid_out(tensors: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> list[Entry]:
+    """Where tensors of these formats and shapes lie in a file, counted from the end of its header."""
+    entries, offset = [], 0
+    for name in sorted(tensors, key=lambda name: (-tensors[name][0].itemsize, name)):
+        dtype, shape = tensors[name]
+        entries.append(Entry(name, TAGS[dtype], tuple(shape), offset, math.prod(shape) * dtype.itemsize))
+        offset += entries[-1].nbytes
+    return entries
 
 
 def header_bytes(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
@@ -355,27 +378,25 @@ def _checked_entry(name: str, found: Any, data_start: int) -> Entry:
     return Entry(name, tag, tuple(shape), data_start + low, needed)
 
 
-def copy_range(source: BinaryIO, target: BinaryIO, start: int, count: int) -> None:
-    """Copy bytes between files inside the kernel; falls back to reading and writing."""
-    target.flush()
+def copy_range(source: BinaryIO, target: int, start: int, count: int, place: int) -> None:
+    """Copy bytes of a file to a place in another one, inside the kernel; falls back to reading and writing."""
     done = 0
     while done < count:
         try:
-            moved = os.copy_file_range(source.fileno(), target.fileno(), min(count - done, 1 << 30), start + done)
-        except OSError:
-            moved = os.sendfile(target.fileno(), source.fileno(), start + done, min(count - done, 1 << 30))
+            moved = os.copy_file_range(source.fileno(), target, min(count - done, 1 << 30), start + done, place + done)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            data = os.pread(source.fileno(), min(count - done, 1 << 22), start + done)
+            write_at(target, memoryview(data), place + done)
+            moved = len(data)
         if moved == 0:
             raise InputError(f"{source.name} became shorter while it was being copied")
         done += moved
 
 
-Source = Callable[[BinaryIO], None]
-
-
-def write_parts(path: Path, header: bytes, parts: Iterable[Source]) -> None:
-    """Write a header and then whatever each part writes: how a file is re-made with tensors kept, added and removed."""
-    with path.open("wb") as file:
-        file.write(header)
-        file.flush()
-        for part in parts:
-            part(file)
+def write_at(descriptor: int, data: memoryview, place: int) -> None:
+    """All of the bytes: a nearly full disk takes some of them and reports the rest at the next call."""
+    done = os.pwrite(descriptor, data, place)
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], place + done)

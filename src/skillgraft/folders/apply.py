@@ -4,33 +4,26 @@
 
 Inputs are never modified; outputs appear complete or not at all. Before anything is written, the numbers at a graft's sites
 must be the ones it was made for (`before`); the error tells a wrong base from a graft that is on already and from one that
-overlaps another. Several grafts at once are applied as their sum.
+overlaps another. Several grafts at once are applied as their sum. Grafts are read stretch by stretch: first the beginning of
+every parameter, so that a wrong base is known at once; then everything, proved as it is written.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from skillgraft.errors import (
-    AlreadyApplied,
-    FormatError,
-    HeadConflict,
-    InputError,
-    NotApplied,
-    Overlap,
-    WrongBase,
-    listed,
-)
+from skillgraft.errors import FormatError, InputError, NotApplied, Overlap, WrongBase, listed
 from skillgraft.files import atomic
+from skillgraft.files.graft_stream import stream_of
 from skillgraft.folders.beside import narrow_folder
-from skillgraft.folders.chat import agreed_chat, check_chat, write_chat
+from skillgraft.folders.chat import agreed_chat, write_chat
 from skillgraft.folders.checkpoint import Checkpoint, renamed
+from skillgraft.folders.fits import check_comparable, check_fits, check_not_on, differ_at, differing, raise_misfit
 from skillgraft.folders.ledger import (
     BASE_CARD,
     CARD,
@@ -43,93 +36,16 @@ from skillgraft.folders.ledger import (
     write_card,
     write_config,
 )
-from skillgraft.folders.reach import Reach, joined, reach, refuse_unpermitted, refuse_what_cannot_be_undone
-from skillgraft.folders.rewrite import Edit, copy_edited, fits_layout
+from skillgraft.folders.movement import Progress, silent
+from skillgraft.folders.reach import Reach, joined, reach, refuse_what_cannot_be_undone
+from skillgraft.folders.rewrite import Edit, NewNumbers, copy_edited, fits_layout
 from skillgraft.folders.undo import Kept, known, undone_tensors, write_undo
 from skillgraft.folders.weight_files import refuse_adapters
-from skillgraft.values.graft import Graft, GraftLike, graft_of, total
+from skillgraft.values.graft import Graft, GraftLike, heads_alone, total
 from skillgraft.values.info import versions
-from skillgraft.values.numbers import Array, bits, same_bits
-from skillgraft.values.region import Indices
-
-
-def check_not_on(source: Checkpoint, graft: Graft, ledger: Ledger, *, file: str) -> None:
-    """Raise if the folder lists the graft, at whatever scale it came on."""
-    if graft.digest in ledger.digests:
-        raise AlreadyApplied(f"{file} is on {source.path} already (see skillgraft.json); remove it first")
-
-
-def check_fits(source: Checkpoint, graft: Graft, ledger: Ledger, *, file: str) -> None:
-    """Raise unless the graft changes only what grafts may, its sites hold `before`, and no other graft's head is in its way."""
-    refuse_unpermitted(source, graft, file=file)
-    _check_sites(source, graft, ledger, file)
-    check_chat(graft.info.get("chat", {}), file)
-    for name, head in graft.heads.items():
-        if name in ledger.heads and not same_bits(source.read(name), head):
-            raise HeadConflict(
-                f"{file} brings another {name} than {listed(ledger.files)} on {source.path}; "
-                "apply them together to the base and choose whose to keep (--head G)"
-            )
-
-
-def differing(source: Checkpoint, graft: Graft) -> dict[str, int]:
-    """Parameter → how many of its sites do not hold the graft's `before`; missing parameters count whole."""
-    result = {}
-    for name, at in graft.region.sites.items():
-        foreign = source.shapes.get(name) != graft.region.scope.shapes[name]
-        if foreign or source.dtypes[name] != graft.before[name].dtype:
-            result[name] = len(at)
-        else:
-            differ = int((bits(source.at(name, at)) != bits(graft.before[name])).sum())
-            if differ:
-                result[name] = differ
-    return result
-
-
-def _check_sites(source: Checkpoint, graft: Graft, ledger: Ledger, file: str) -> None:
-    """Raise unless the model's numbers at the sites are `before`, saying which of the possible reasons it is."""
-    found = differing(source, graft)
-    if not found:
-        return
-    for name in found:
-        check_comparable(source, graft, name, file)
-    name, count = max(found.items(), key=lambda item: item[1])
-    if _holds_already(source, graft):
-        raise AlreadyApplied(f"{source.path} holds the numbers of {file} already at all {len(graft)} sites")
-    if ledger.applied:
-        raise Overlap(
-            f"{file} overlaps what is on {source.path} ({listed(ledger.files)}): {count} of {len(graft.before[name])} sites "
-            f"differ in {name}; apply them together to the base instead: they are added up"
-        )
-    raise WrongBase(
-        f"{source.path} is not the base of {file}: in {name} {count} of {len(graft.before[name])} sites hold other numbers "
-        f"({sum(found.values())} of {len(graft)} in all); it was made for {_made_for(graft)}"
-    )
-
-
-def check_comparable(source: Checkpoint, graft: Graft, name: str, file: str) -> None:
-    """Raise unless the model has this parameter in the graft's shape and format."""
-    shape, dtype = graft.region.scope.shapes[name], graft.before[name].dtype
-    if name not in source.shapes:
-        raise WrongBase(f"{file} changes {name}, which {source.path} does not have; it was made for {_made_for(graft)}")
-    if source.shapes[name] != shape:
-        raise WrongBase(
-            f"{name} is {list(source.shapes[name])} in {source.path}, {list(shape)} in {file}, "
-            f"which was made for {_made_for(graft)}"
-        )
-    if source.dtypes[name] != dtype:
-        raise WrongBase(
-            f"{file} holds {dtype} numbers, {name} in {source.path} is {source.dtypes[name]}; "
-            "use the base it was extracted from, or extract again from a pair in this format"
-        )
-
-
-def _made_for(graft: Graft) -> str:
-    return f"{graft.info.text('base') or 'an unnamed base'} (fingerprint {graft.base_fingerprint[:12]}…)"
-
-
-def _holds_already(source: Checkpoint, graft: Graft) -> bool:
-    return all((bits(source.at(n, at)) == bits(graft.written(n))).all() for n, at in graft.region.sites.items())
+from skillgraft.values.joining import share_entries, summed
+from skillgraft.values.numbers import Array
+from skillgraft.values.stream import Digest, GraftStream, Stretch
 
 
 @dataclass(frozen=True)
@@ -140,11 +56,31 @@ class Named:
     file: str
 
 
-def _named(grafts: Sequence[GraftLike | Named], verb: str) -> list[Named]:
+@dataclass(frozen=True)
+class _Given:
+    """A graft as it is read, what it is called, and which of those that are given it is."""
+
+    graft: GraftStream
+    file: str
+    place: int = 0
+    proved: bool = False
+
+
+def _named(grafts: Sequence[GraftLike | Named], verb: str) -> list[_Given]:
     """Grafts with what their files are called; one that has no file is called after its task or its tuned model."""
     if not grafts:
         raise InputError(f"{verb} needs at least one graft, found none")
-    return [each if isinstance(each, Named) else Named(graft_of(each), _called(each)) for each in grafts]
+    return [
+        _Given(each.graft.stream(), each.file, place)
+        if isinstance(each, Named)
+        else _Given(stream_of(each), _called(each), place)
+        for place, each in enumerate(grafts)
+    ]
+
+
+def _based(grafts: Sequence[_Given], source: Checkpoint) -> list[_Given]:
+    """The grafts, packed ones with the model's numbers."""
+    return [replace(named, graft=named.graft.based(source), proved=named.graft.packed) for named in grafts]
 
 
 def _called(graft: GraftLike) -> str:
@@ -183,20 +119,22 @@ def check(base: str | Path, *grafts: GraftLike | Named, strict: bool = False) ->
     Several are checked as `apply` would put them on: together. `strict` wants a graft that changes nothing but its sites.
     """
     given = _named(grafts, "check")
+    packed = [named.graft for named in given if named.graft.packed]
     source = Checkpoint.open(base)
     ledger = Ledger.of(source)
     problem = ""
     try:
+        given = _based(given, source)
         for named in given:
             check_not_on(source, named.graft, ledger, file=named.file)
             check_fits(source, named.graft, ledger, file=named.file)
-        whole = total([named.graft for named in given])  # refuses what cannot be combined
-        layers = _layers(given, whole, ledger, [named.graft for named in given], scale=1.0)
+        whole = _frame([named.graft for named in given])  # refuses what cannot be combined
+        layers = _layers(_overlapping(given), whole, ledger, [named.graft for named in given], scale=1.0)
         _edited_names(source, ledger.plus(layers), whole, layers, [named.graft for named in given])
     except InputError as error:
         problem = str(error)
     found: dict[str, int] = {}
-    for named in given if problem else ():
+    for named in given if problem and not packed else ():  # a packed one knows whether a window fits, not which sites
         for name, count in differing(source, named.graft).items():
             found[name] = found.get(name, 0) + count
     same = all(source.fingerprint == named.graft.base_fingerprint for named in given)
@@ -213,43 +151,87 @@ def apply(
     scale: float = 1.0,
     head: GraftLike | None = None,
     sync: bool = True,
+    progress: Progress = silent,
 ) -> WrittenFolder:
     """Write a copy of the base folder with the grafts on it: one as it is, several as their sum, each times `scale`.
 
     Where the grafts bring different heads of one name, `head` says whose are taken. Without `sync` the output is not forced to
     the disk before it gets its name.
     """
-    chosen = None if head is None else graft_of(head)
-    return _apply(base, _named(grafts, "apply"), Path(out), scale=scale, head=chosen, sync=sync)
+    chosen = None if head is None else stream_of(head)
+    return _apply(base, _named(grafts, "apply"), Path(out), scale=scale, head=chosen, sync=sync, progress=progress)
 
 
 def _apply(
-    base: str | Path, grafts: Sequence[Named], out: Path, *, scale: float, head: Graft | None, sync: bool
+    base: str | Path,
+    grafts: Sequence[_Given],
+    out: Path,
+    *,
+    scale: float,
+    head: GraftStream | None,
+    sync: bool,
+    progress: Progress,
 ) -> WrittenFolder:
     source = _open_for(base, out)
     before = Ledger.of(source)
-    _check_head(grafts, head)
-    whole = total([_times(named.graft, scale) for named in grafts], head=head)  # refuses what cannot be combined
+    grafts = _based(grafts, source)
+    deciding = [named.graft for named in grafts] if head is None else [_head_of(grafts, head)]
+    whole = _frame([scale * named.graft for named in grafts], head)
     for named in grafts:
         check_not_on(source, named.graft, before, file=named.file)
-        check_fits(source, _times(named.graft, scale), before, file=named.file)
-    deciding = [head] if head else [named.graft for named in grafts]
-    layers = _layers(grafts, whole, before, deciding, scale=scale)
+        check_fits(source, named.graft, before, file=named.file, most=1)
+    groups = _overlapping(grafts)
+    layers = _layers(groups, whole, before, deciding, scale=scale)
     after = before.plus(layers)
     add, drop = _edited_names(source, after, whole, layers, deciding)
-    sums = [total([_times(named.graft.without_heads(), scale) for named in group]) for group in _overlapping(grafts)]
-    edit = Edit(after.prefix, _numbers(source, sums, Graft.written), add, drop)
-    left_out = _write(source, before, after, edit, out, sync=sync)
-    return WrittenFolder(out, len(whole), tuple(edit.add), left_out, after.digest_of)
+    digests = [Digest() for _ in grafts]
+    sums = [summed([scale * digests[g.place].watching(_proved(source, g, before)) for g in group]) for group in groups]
+    edit = Edit(
+        after.prefix,
+        _numbers(
+            source, [sum_.without_heads() for sum_ in sums], lambda sum_, name, stretch: sum_.written(name, stretch)
+        ),
+        add,
+        drop,
+    )
+
+    def ledger() -> Ledger:
+        """Known in full once every graft was read to its end."""
+        found = [digests[named.place].of(named.graft) for named in grafts]
+        return before.plus(layer.sealed(found) for layer in layers)
+
+    left_out = _write(source, before, after, edit, out, ledger=ledger, sync=sync, progress=progress)
+    return WrittenFolder(out, sum(map(len, sums)), tuple(edit.add), left_out, ledger().digest_of)
 
 
-def remove(folder: str | Path, *grafts: GraftLike | Named, out: str | Path, sync: bool = True) -> WrittenFolder:
+def _frame(grafts: Sequence[GraftStream], head: GraftStream | None = None) -> Graft:
+    """The sum of the grafts without its entries: scope, heads, provenance. Grafts that do not go together are refused."""
+    return total([heads_alone(graft) for graft in grafts], head=None if head is None else heads_alone(head))
+
+
+def _proved(source: Checkpoint, named: _Given, ledger: Ledger) -> GraftStream:
+    """The graft, each stretch of which is compared with the model as it is read. A packed one proves itself, by its digests."""
+    if named.proved:
+        return named.graft
+
+    def stretches(name: str) -> Iterator[Stretch]:
+        for stretch in named.graft.stretches(name):
+            if differ_at(source, name, stretch, stretch.before):
+                raise_misfit(source, named.graft, ledger, named.file)
+            yield stretch
+
+    return replace(named.graft, stretches=stretches)
+
+
+def remove(
+    folder: str | Path, *grafts: GraftLike | Named, out: str | Path, sync: bool = True, progress: Progress = silent
+) -> WrittenFolder:
     """Write a copy of a grafted folder without these grafts: the saved old numbers go back, nothing is subtracted."""
     given = {named.graft.digest: named for named in _named(grafts, "remove")}
     source = _open_for(folder, Path(out))
     before = Ledger.of(source)
-    for named in given.values():
-        if named.graft.digest not in before.digests:
+    for digest, named in given.items():
+        if digest not in before.digests:
             on = listed(before.files) or "nothing"
             raise NotApplied(f"{named.file} is not on {source.path}; skillgraft.json lists {on}")
     layers = [layer for layer in before.applied if layer.digests & given.keys()]
@@ -257,11 +239,11 @@ def remove(folder: str | Path, *grafts: GraftLike | Named, out: str | Path, sync
     after = before.minus(layers)
     edit = Edit(
         after.prefix,
-        _numbers(source, sums, lambda graft, name: graft.before[name]),
+        _numbers(source, sums, lambda _sum, _name, stretch: stretch.before),
         undone_tensors(source, before, after),
         (before.heads - after.heads) & source.places.keys(),
     )
-    left_out = _write(source, before, after, edit, Path(out), sync=sync)
+    left_out = _write(source, before, after, edit, Path(out), ledger=lambda: after, sync=sync, progress=progress)
     return WrittenFolder(Path(out), sum(map(len, sums)), tuple(edit.add), left_out, after.digest_of)
 
 
@@ -276,7 +258,15 @@ def _open_for(folder: str | Path, target: Path) -> Checkpoint:
 
 
 def _write(
-    source: Checkpoint, before: Ledger, after: Ledger, edit: Edit, target: Path, *, sync: bool
+    source: Checkpoint,
+    before: Ledger,
+    after: Ledger,
+    edit: Edit,
+    target: Path,
+    *,
+    ledger: Callable[[], Ledger],
+    sync: bool,
+    progress: Progress,
 ) -> tuple[str, ...]:
     """The output folder, whole or not at all; returns what was left out."""
     kept = Kept.of(source, before)
@@ -286,7 +276,8 @@ def _write(
         edit, kept = (restored, kept) if fits else (edit, kept.without_layout())
     with atomic.new_folder(target, sync=sync) as folder:
         narrow_folder(folder, like=source.path)
-        copied = copy_edited(source, folder, edit, skip=["config.json", CARD, BASE_CARD])
+        copied = copy_edited(source, folder, edit, skip=["config.json", CARD, BASE_CARD], progress=progress)
+        after = ledger()
         write_config(after, folder, like=source.path)
         if any(layer.chat for layer in (*before.applied, *after.applied)):
             write_chat(after.base_chat, [layer.chat for layer in after.applied], folder)
@@ -309,67 +300,80 @@ def _read_back(folder: Path, edit: Edit, after: Ledger) -> None:
         )
 
 
-def _sum_on(layer: Layer, given: Mapping[str, Named], source: Checkpoint) -> Graft:
-    """What this layer wrote, after proving that it still stands there."""
+def _sum_on(layer: Layer, given: Mapping[str, _Given], source: Checkpoint) -> GraftStream:
+    """What this layer wrote; that it still stands there is proved as it is read."""
     absent = [member.file for member in layer.members if member.digest not in given]
+    files = listed([member.file for member in layer.members])
     if absent:
         present = listed([member.file for member in layer.members if member.digest in given])
         raise Overlap(
             f"{present} overlaps {listed(absent)} on {source.path}: they come off only together; name all of them"
         )
-    on = total([_times(given[member.digest].graft.without_heads(), member.scale) for member in layer.members])
-    for name, at in on.region.sites.items():
-        check_comparable(source, on, name, listed([member.file for member in layer.members]))
-        differ = int((bits(source.at(name, at)) != bits(on.written(name))).sum())
-        if differ:
-            raise WrongBase(
-                f"{source.path} was changed after the graft came on: {differ} of {len(at)} sites differ in {name}; "
-                "start from a copy that nobody edited"
-            )
-    return on
+    packed = [given[member.digest].file for member in layer.members if given[member.digest].graft.packed]
+    if packed and (len(layer.members) > 1 or layer.members[0].scale != 1.0):
+        raise InputError(
+            f"{listed(packed)} is packed, and came on {source.path} scaled or as a part of a sum: the base's numbers cannot "
+            "be told from these; unpack it with `skillgraft combine G --base BASE -o OUT` and take that off"
+        )
+    grafts = [given[member.digest].graft.based(source, "after") for member in layer.members]
+    on = summed([member.scale * graft.without_heads() for member, graft in zip(layer.members, grafts, strict=True)])
+    for name in on.counts:
+        check_comparable(source, on, name, files)
+
+    def proved(name: str) -> Iterator[Stretch]:
+        for stretch in on.stretches(name):
+            if differ_at(source, name, stretch, on.written(name, stretch)):
+                differ = sum(differ_at(source, name, each, on.written(name, each)) for each in on.stretches(name))
+                raise WrongBase(
+                    f"{source.path} was changed after the graft came on: {differ} of {on.counts[name]} sites differ in "
+                    f"{name}; start from a copy that nobody edited"
+                )
+            yield stretch
+
+    return replace(on, stretches=proved)
 
 
-def _times(graft: Graft, scale: float) -> Graft:
-    """scale · graft; the graft itself at 1, because a product is checked and hashed anew."""
-    return graft if scale == 1.0 else scale * graft
-
-
-def _check_head(grafts: Sequence[Named], head: Graft | None) -> None:
-    if head is not None and all(named.graft.digest != head.digest for named in grafts):
+def _head_of(grafts: Sequence[_Given], head: GraftStream) -> GraftStream:
+    """The one of the grafts whose head was chosen."""
+    found = next((named.graft for named in grafts if named.graft.digest == head.digest), None)
+    if found is None:
         raise InputError(
             f"the head to take must be that of one of the grafts: {listed([named.file for named in grafts])}"
         )
+    return found
 
 
-def _overlapping(grafts: Sequence[Named]) -> list[list[Named]]:
+def _overlapping(grafts: Sequence[_Given]) -> list[list[_Given]]:
     """Grafts in groups that share no entry with each other."""
-    groups: list[list[Named]] = []
+    groups: list[list[_Given]] = []
     for named in grafts:
-        touching = [g for g in groups if any(not named.graft.region.isdisjoint(other.graft.region) for other in g)]
+        touching = [g for g in groups if any(share_entries(named.graft, other.graft) for other in g)]
         merged = [other for group in touching for other in group] + [named]
         groups = [group for group in groups if group not in touching] + [merged]
     return groups
 
 
-def _agreed_prefix(grafts: Sequence[Graft]) -> str | None:
+def _agreed_prefix(grafts: Sequence[GraftStream]) -> str | None:
     """What the body's names begin with under the grafts' architecture, if they say one thing."""
     said = {graft.info["prefix"] for graft in grafts if "prefix" in graft.info}
     return said.pop() if len(said) == 1 else None
 
 
 def _layers(
-    grafts: Sequence[Named], whole: Graft, before: Ledger, deciding: Sequence[Graft], *, scale: float
+    groups: Sequence[Sequence[_Given]],
+    whole: Graft,
+    before: Ledger,
+    deciding: Sequence[GraftStream],
+    *,
+    scale: float,
 ) -> list[Layer]:
     """What the ledger notes: a layer for each group of grafts that overlap."""
     settings, prefix = agreed_settings(deciding), _agreed_prefix(deciding)
-    return [
-        _layer(group, whole, before, deciding, settings=settings, prefix=prefix, scale=scale)
-        for group in _overlapping(grafts)
-    ]
+    return [_layer(group, whole, before, deciding, settings=settings, prefix=prefix, scale=scale) for group in groups]
 
 
 def _edited_names(
-    source: Checkpoint, after: Ledger, whole: Graft, layers: Sequence[Layer], deciding: Sequence[Graft]
+    source: Checkpoint, after: Ledger, whole: Graft, layers: Sequence[Layer], deciding: Sequence[GraftStream]
 ) -> tuple[dict[str, Array], frozenset[str]]:
     """Whole tensors by their names in the copy, and the base's that go; proved to come off again by their names alone."""
     add = {_raw_head(source, name, after.prefix, deciding): head for name, head in whole.heads.items()}
@@ -382,19 +386,21 @@ def _edited_names(
 
 
 def _layer(
-    group: Sequence[Named],
+    group: Sequence[_Given],
     whole: Graft,
     before: Ledger,
-    deciding: Sequence[Graft],
+    deciding: Sequence[GraftStream],
     *,
     settings: Mapping[str, Any],
     prefix: str | None,
     scale: float,
 ) -> Layer:
-    """What the ledger notes about one group: enough to take it off again, whatever else comes and goes."""
-    members = tuple(Member(named.graft.digest, named.file, scale, len(named.graft)) for named in group)
-    decides = {graft.digest for graft in deciding}
-    mine = [named.graft for named in group if named.graft.digest in decides]
+    """What the ledger notes about one group: enough to take it off again, whatever else comes and goes.
+
+    The members' digests are known when they have been read, and come in then.
+    """
+    members = tuple(Member(str(named.place), named.file, scale, len(named.graft)) for named in group)
+    mine = [named.graft for named in group if any(named.graft is graft for graft in deciding)]
     heads = {name for graft in mine for name in graft.heads}
     removed = {name for graft in mine for name in graft.info.get("removed", [])} - whole.heads.keys() - before.heads
     sets = {key for graft in mine for key in settings_of(graft)} & settings.keys()
@@ -409,7 +415,7 @@ def _layer(
     )
 
 
-def _raw_head(source: Checkpoint, name: str, prefix: str, deciding: Sequence[Graft]) -> str:
+def _raw_head(source: Checkpoint, name: str, prefix: str, deciding: Sequence[GraftStream]) -> str:
     """What a head is called in the output: under the body's prefix if tuned, or else the base, had it there."""
     if any(name in graft.info.get("body_heads", []) for graft in deciding):
         return prefix + name
@@ -417,25 +423,25 @@ def _raw_head(source: Checkpoint, name: str, prefix: str, deciding: Sequence[Gra
 
 
 def _numbers(
-    source: Checkpoint, sums: Sequence[Graft], numbers: Callable[[Graft, str], Array]
-) -> dict[str, tuple[Indices, Array]]:
-    """Name → (sorted sites, numbers), those of several disjoint grafts put together.
+    source: Checkpoint, sums: Sequence[GraftStream], numbers: Callable[[GraftStream, str, Stretch], Array]
+) -> dict[str, NewNumbers]:
+    """Name → what goes there, of several disjoint grafts one after the other.
 
     A tied copy that the files store beside a parameter changes with it, unless the graft treats it on its own.
     """
     copies: dict[str, list[str]] = defaultdict(list)
     for twin, name in source.twins.items():
         copies[name].append(twin)
-    pieces: dict[str, list[tuple[Indices, Array]]] = defaultdict(list)
+    pieces: dict[str, list[tuple[int, Callable[[], Iterator[tuple[Stretch, Array]]]]]] = defaultdict(list)
     for graft in sums:
-        for name, at in graft.region.sites.items():
-            twins = [twin for twin in copies[name] if twin not in graft.region.scope.shapes]
+        for name, count in graft.counts.items():
+            twins = [twin for twin in copies[name] if twin not in graft.scope.shapes]
             for target in (name, *twins):
-                pieces[target].append((at, numbers(graft, name)))
-    return {name: found[0] if len(found) == 1 else _merged(found) for name, found in pieces.items()}
+                pieces[target].append((count, partial(_changes, graft, name, numbers)))
+    return {name: NewNumbers(sum(n for n, _ in found), [each for _, each in found]) for name, found in pieces.items()}
 
 
-def _merged(pieces: Sequence[tuple[Indices, Array]]) -> tuple[Indices, Array]:
-    at = np.concatenate([sites for sites, _ in pieces])
-    order = np.argsort(at, kind="stable")
-    return at[order], np.concatenate([numbers for _, numbers in pieces])[order]
+def _changes(
+    graft: GraftStream, name: str, numbers: Callable[[GraftStream, str, Stretch], Array]
+) -> Iterator[tuple[Stretch, Array]]:
+    return ((stretch, numbers(graft, name, stretch)) for stretch in graft.stretches(name))

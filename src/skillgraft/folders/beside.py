@@ -65,7 +65,7 @@ def copy_file(source: Path, target: Path) -> None:
     """The bytes, and no more permission than the original gives; the copy can be edited by its owner."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with opened(source) as old, target.open("xb") as new:
-        copy_range(old, new, 0, os.fstat(old.fileno()).st_size)
+        copy_range(old, new.fileno(), 0, os.fstat(old.fileno()).st_size, 0)
     narrow(target, like=source)
 
 

@@ -16,6 +16,7 @@ from skillgraft.errors import FormatError, InputError
 from skillgraft.files.regular import CONFIG_BYTES, read_bytes
 from skillgraft.folders.weight_files import read_json
 from skillgraft.values.graft import Graft
+from skillgraft.values.stream import GraftStream
 
 TEMPLATE, GENERATION, TOKENIZER = "chat_template.jinja", "generation_config.json", "tokenizer_config.json"
 MOST_CHARACTERS = 65_536  # of a template; the longest published ones have a quarter of it
@@ -56,7 +57,7 @@ def check_chat(chat: Chat, file: str) -> None:
         )
 
 
-def agreed_chat(grafts: Sequence[Graft]) -> dict[str, Any]:
+def agreed_chat(grafts: Sequence[Graft | GraftStream]) -> dict[str, Any]:
     """What several grafts bring, without that on which they disagree."""
     every = [graft.info["chat"] for graft in grafts if "chat" in graft.info]
     templates = {chat["template"] for chat in every if "template" in chat}

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from skillgraft.errors import FormatError, InputError, listed
 from skillgraft.files.regular import VOCABULARY_BYTES, read_bytes
 from skillgraft.folders.chat import travelling_chat
-from skillgraft.folders.checkpoint import Checkpoint, RoundedTensors, Tensors, chunks, same_tensor, take
+from skillgraft.folders.checkpoint import Checkpoint, RoundedTensors, Tensors, same_tensor
 from skillgraft.folders.config import refuse_other_settings, travelling_settings
 from skillgraft.folders.hub import folder_at
 from skillgraft.folders.lora import LoraCheckpoint, is_plain_lora
@@ -32,8 +31,9 @@ from skillgraft.folders.weight_files import SINGLE, read_json, refuse_adapters
 from skillgraft.values.graft import Graft
 from skillgraft.values.info import Info, versions
 from skillgraft.values.names import in_layers, is_embedding, is_head
-from skillgraft.values.numbers import Array, bits, is_float
+from skillgraft.values.numbers import bits, is_float
 from skillgraft.values.region import Region, Scope
+from skillgraft.values.stream import GraftStream, Mask, Stretch, Where, stretches_of, where_of, windows
 
 
 def check_same_vocabulary(base: Path, tuned: Path) -> None:
@@ -107,6 +107,25 @@ def extract(
     `density` is a share of the scope, `entries` a count. `convert` rounds a tuned model of another number format to the
     base's. Scope: by default the transformer layers; without a budget whatever changed.
     """
+    asked: dict[str, Any] = {"density": density, "entries": entries, "region": region, "scope": scope}
+    stream = extracted(base, tuned, convert=convert, progress=progress, **asked)
+    graft = Graft.collected(stream)
+    stream.check_unchanged()
+    return graft
+
+
+def extracted(
+    base: str | Path,
+    tuned: str | Path,
+    *,
+    density: float | None = None,
+    entries: int | None = None,
+    region: Region | None = None,
+    scope: str | None = None,
+    convert: bool = False,
+    progress: Progress = silent,
+) -> ExtractedStream:
+    """`extract` as a stream: the sites are counted now, numbers are read from the two folders when they are asked for."""
     check_budget(density, entries)
     if region is not None and (density is not None or entries is not None):
         raise InputError("give a density, a number of entries or a region, one of them")
@@ -114,30 +133,73 @@ def extract(
     count = partial(count_of, density=density, entries=entries) if density or entries else None
     with before.steady(), after.steady():
         chosen, outside = _choose(before, source, pairing, count=count, region=region, scope=scope, progress=progress)
-        graft = _graft(before, after, source, pairing, chosen, outside).with_info(
-            method="movement" if count is not None else "region" if region is not None else "difference",
-            recipe={"density": density, "entries": entries, "scope": chosen.scope.label, "convert": convert},
-        )
-    before.check_unchanged()
-    after.check_unchanged()
-    return graft
+    stream = _stream(before, after, source, pairing, chosen, outside)
+    return stream.with_info(
+        method="movement" if count is not None else "region" if region is not None else "difference",
+        recipe={"density": density, "entries": entries, "scope": chosen.scope.label, "convert": convert},
+    )
 
 
-def _graft(
-    before: Checkpoint, after: Tuned, source: Tensors, pairing: Pairing, region: Region, outside: Mapping[str, int]
-) -> Graft:
-    """The graft of a region. Heads are copied: the graft must outlive whatever becomes of tuned's files."""
-    graft = Graft(
-        region,
-        {name: take(before, name, at) for name, at in region.sites.items()},
-        {name: take(source, name, at) for name, at in region.sites.items()},
+@dataclass(frozen=True)
+class Chosen:
+    """Which entries are taken: how many of each parameter, and window by window where they are."""
+
+    scope: Scope
+    counts: Mapping[str, int]
+    windows: Callable[[str], Iterator[tuple[int, int, Where]]]
+
+    @classmethod
+    def of(cls, region: Region) -> Chosen:
+        """The entries of a region."""
+
+        def found(name: str) -> Iterator[tuple[int, int, Where]]:
+            at = region.sites[name]
+            for each in stretches_of(at, at, at, math.prod(region.scope.shapes[name])):
+                yield each.low, each.high, each.where
+
+        return cls(region.scope, {name: len(at) for name, at in region.sites.items()}, found)
+
+
+@dataclass(frozen=True, eq=False)
+class ExtractedStream(GraftStream):
+    """A graft that is read from two folders."""
+
+    folders: tuple[Tuned, ...] = ()
+
+    def check_unchanged(self) -> None:
+        """Refuse folders that were written to since they were opened."""
+        for folder in self.folders:
+            folder.check_unchanged()
+
+
+def _stream(
+    before: Checkpoint, after: Tuned, source: Tensors, pairing: Pairing, chosen: Chosen, outside: Mapping[str, int]
+) -> ExtractedStream:
+    """The graft of the chosen entries. Heads are copied: they must outlive whatever becomes of tuned's files."""
+
+    def stretches(name: str) -> Iterator[Stretch]:
+        for low, high, where in chosen.windows(name):
+            old, new = before.flat(name, low, high)[where], source.flat(name, low, high)[where]
+            yield Stretch(low, high, where, old, new)
+
+    def places(name: str) -> Iterator[Stretch]:
+        none = np.empty(0, np.float32)
+        return (Stretch(low, high, where, none, none) for low, high, where in chosen.windows(name))
+
+    stream = ExtractedStream(
+        chosen.scope,
+        chosen.counts,
+        {name: before.dtypes[name] for name in chosen.counts},
+        stretches,
         heads={name: source.flat(name).reshape(source.shapes[name]).copy() for name in pairing.whole},
         base_fingerprint=before.fingerprint,
         info=_provenance(before, after, pairing, outside),
+        places=places,
+        folders=(before, after),
     )
     refuse_other_settings(before.config, after.config, named=str(after.path))
-    refuse_unpermitted(before, graft, file=str(after.path))
-    return graft
+    refuse_unpermitted(before, stream, file=str(after.path))
+    return stream
 
 
 def is_adapter(path: Path) -> bool:
@@ -169,8 +231,8 @@ def check_pair(base: str | Path, tuned: str | Path, *, convert: bool = False) ->
     Gives the base, tuned's numbers in the base's formats, and the graft of tuned's heads alone with its provenance.
     """
     before, after, source, pairing = opened_pair(base, tuned, convert=convert)
-    nothing = Region(Scope.of("all", pairing.shared), {})
-    return before, source, _graft(before, after, source, pairing, nothing, {})
+    nothing = Chosen.of(Region(Scope.of("all", pairing.shared), {}))
+    return before, source, Graft.collected(_stream(before, after, source, pairing, nothing, {}))
 
 
 def opened_pair(base: str | Path, tuned: str | Path, *, convert: bool) -> tuple[Checkpoint, Tuned, Tensors, Pairing]:
@@ -257,59 +319,60 @@ def _choose(
     region: Region | None,
     scope: str | None,
     progress: Progress,
-) -> tuple[Region, dict[str, int]]:
-    """The region to take, and tensor → changed entries that are left out because the scope does not hold them."""
+) -> tuple[Chosen, dict[str, int]]:
+    """The entries to take, and tensor → changed entries that are left out because the scope does not hold them."""
     if region is not None:
         foreign = sorted(n for n in region if pairing.shared.get(n) != region.scope.shapes[n])
         if foreign:
             raise InputError(
                 f"the region is not of this model: {listed(foreign)} are missing here or have another shape"
             )
-        return region, {}
+        return Chosen.of(region), {}
     if count is not None:
         within = Scope.select(scope or "layers", pairing.shared)
         chosen = most_moved(base, tuned, within, count(within), progress=progress)
-        return chosen, changed_outside(base, tuned, pairing.shared, within)
+        return Chosen.of(chosen), changed_outside(base, tuned, pairing.shared, within)
     return _everything(base, tuned, pairing, scope=scope, progress=progress)
 
 
 def _everything(
     base: Checkpoint, tuned: Tensors, pairing: Pairing, *, scope: str | None, progress: Progress
-) -> tuple[Region, dict[str, int]]:
+) -> tuple[Chosen, dict[str, int]]:
     everything = Scope.of("all", pairing.shared)
-    sites = {}
+    counts = {}
     done = 0
     for name, shape in pairing.shared.items():
-        sites[name] = _changed(base, tuned, name)
+        counts[name] = sum(int(np.count_nonzero(differ)) for _, _, differ in _differences(base, tuned, name))
         done += math.prod(shape)
         progress(done, everything.size)
+    changed = {name: count for name, count in sorted(counts.items()) if count}
     if scope is None:
-        inside = all(in_layers(name) for name, at in sites.items() if len(at))
-        scope = "layers" if inside and any(map(in_layers, sites)) else "all"
+        scope = "layers" if all(map(in_layers, changed)) and any(map(in_layers, counts)) else "all"
     within = Scope.select(scope, pairing.shared)
-    outside = {name: len(at) for name, at in sites.items() if name not in within.shapes and len(at)}
-    return Region(within, {name: at for name, at in sites.items() if name in within.shapes}), outside
+    outside = {name: count for name, count in changed.items() if name not in within.shapes}
 
+    def found(name: str) -> Iterator[tuple[int, int, Where]]:
+        for low, high, differ in _differences(base, tuned, name):
+            if differ.any():
+                yield low, high, where_of(differ)
 
-def _changed(base: Tensors, tuned: Tensors, name: str) -> Array:
-    """The entries whose bits differ."""
-    found = [low + np.flatnonzero(differ) for low, differ in _differences(base, tuned, name)]
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    return Chosen(within, {name: count for name, count in changed.items() if name in within.shapes}, found), outside
 
 
 def changed_outside(base: Tensors, tuned: Tensors, shared: Iterable[str], scope: Scope) -> dict[str, int]:
     """Tensor → entries whose bits differ though the scope does not hold them; where they are is not kept."""
     rest = {
-        name: sum(int(np.count_nonzero(differ)) for _, differ in _differences(base, tuned, name))
+        name: sum(int(np.count_nonzero(differ)) for _, _, differ in _differences(base, tuned, name))
         for name in shared
         if name not in scope.shapes
     }
     return {name: count for name, count in rest.items() if count}
 
 
-def _differences(base: Tensors, tuned: Tensors, name: str) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
-    for low, high in chunks(math.prod(base.shapes[name]), base.dtypes[name].itemsize):
-        yield low, bits(base.flat(name, low, high)) != bits(tuned.flat(name, low, high))
+def _differences(base: Tensors, tuned: Tensors, name: str) -> Iterator[tuple[int, int, Mask]]:
+    """Window by window where the bits differ."""
+    for low, high in windows(math.prod(base.shapes[name])):
+        yield low, high, bits(base.flat(name, low, high)) != bits(tuned.flat(name, low, high))
 
 
 def _provenance(base: Checkpoint, tuned: Tuned, pairing: Pairing, outside: Mapping[str, int]) -> Info:

@@ -24,6 +24,7 @@ from skillgraft.values.escaping import markdown, yaml
 from skillgraft.values.graft import Graft
 from skillgraft.values.info import versions
 from skillgraft.values.permitted import key_problem, prefix_problem
+from skillgraft.values.stream import GraftStream
 
 LEDGER = "skillgraft.json"
 UNDO = "skillgraft.undo"
@@ -53,6 +54,10 @@ class Layer:
     @property
     def digests(self) -> frozenset[str]:
         return frozenset(member.digest for member in self.members)
+
+    def sealed(self, digests: Sequence[str]) -> Layer:
+        """The layer with its members' digests in place of their numbers among those that came on together."""
+        return replace(self, members=tuple(replace(each, digest=digests[int(each.digest)]) for each in self.members))
 
 
 @dataclass(frozen=True)
@@ -193,12 +198,12 @@ def _layer(content: Mapping[str, Any]) -> Layer:
 CARD, BASE_CARD = "README.md", "README.base.md"
 
 
-def changes_architecture(graft: Graft) -> bool:
+def changes_architecture(graft: Graft | GraftStream) -> bool:
     """Whether a graft brings heads, takes tensors away or renames the body, so that the config must follow."""
     return bool(graft.heads or "prefix" in graft.info or "removed" in graft.info)
 
 
-def settings_of(graft: Graft) -> dict[str, Any]:
+def settings_of(graft: Graft | GraftStream) -> dict[str, Any]:
     """The keys of config.json that a graft sets: what tuned set otherwise than base, and the architecture that its heads need."""
     settings = dict(graft.info.get("config", {}))
     if changes_architecture(graft):
@@ -208,7 +213,7 @@ def settings_of(graft: Graft) -> dict[str, Any]:
     return settings
 
 
-def agreed_settings(grafts: Sequence[Graft]) -> dict[str, Any]:
+def agreed_settings(grafts: Sequence[Graft | GraftStream]) -> dict[str, Any]:
     """The settings of several grafts, without those on which they disagree."""
     every = [settings_of(graft) for graft in grafts]
     return {

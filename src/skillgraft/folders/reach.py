@@ -22,6 +22,7 @@ from skillgraft.values.graft import Graft
 from skillgraft.values.names import body_prefix
 from skillgraft.values.numbers import Array, is_float
 from skillgraft.values.permitted import key_problem, prefix_problem, removal_problem, whole_problem
+from skillgraft.values.stream import GraftStream
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Reach:
         return [*lines, *(f"{what}: {listed(found, most=20)}" for what, found in keys.items() if found)]
 
 
-def reach(source: Checkpoint, graft: Graft) -> Reach:
+def reach(source: Checkpoint, graft: Graft | GraftStream) -> Reach:
     """What the graft would change in this model besides its sites. A key that the config has so already is no change."""
     held = source.places.keys()
     return Reach(
@@ -61,7 +62,7 @@ def reach(source: Checkpoint, graft: Graft) -> Reach:
     )
 
 
-def _of_chat(graft: Graft) -> tuple[str, ...]:
+def _of_chat(graft: Graft | GraftStream) -> tuple[str, ...]:
     """What the graft brings of a chat: its template, and keys of generation_config.json."""
     chat = graft.info.get("chat", {})
     stops = chat.get("generation", {})
@@ -71,9 +72,10 @@ def _of_chat(graft: Graft) -> tuple[str, ...]:
     )
 
 
-def in_words(graft: Graft) -> list[str]:
+def in_words(graft: Graft | GraftStream) -> list[str]:
     """What the graft would change in a model and what it cannot, for a person who does not know its maker."""
-    sites = f"{len(graft):,} entries of {len(graft.region.sites)} tensors" if len(graft) else "no entry of any tensor"
+    counts = graft.region.sites if isinstance(graft, Graft) else graft.counts
+    sites = f"{len(graft):,} entries of {len(counts)} tensors" if len(graft) else "no entry of any tensor"
     heads = [f"{name} {list(head.shape)}" for name, head in graft.heads.items()]
     prefix = f"names that begin with {graft.info.text('prefix')!r}" if graft.info.text("prefix") else ""
     kinds = {
@@ -90,7 +92,7 @@ def in_words(graft: Graft) -> list[str]:
     return [f"would change: {sites}", *would, *_refusals(graft), cannot]
 
 
-def _refusals(graft: Graft) -> list[str]:
+def _refusals(graft: Graft | GraftStream) -> list[str]:
     """Why apply will refuse the graft whatever the model is, if it will."""
     heads = (
         (name, whole_problem(name, held=False, whole_numbers=not is_float(h.dtype))) for name, h in graft.heads.items()
@@ -115,7 +117,7 @@ def joined(every: Iterable[Reach]) -> Reach:
     )
 
 
-def refuse_unpermitted(source: Checkpoint, graft: Graft, *, file: str) -> None:
+def refuse_unpermitted(source: Checkpoint, graft: Graft | GraftStream, *, file: str) -> None:
     """Raise if the graft would change what no graft may change: metadata has no power beside the closed lists."""
     for name, head in graft.heads.items():
         if problem := _head_problem(source, name, head):

@@ -12,10 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 from skillgraft.files import atomic
+from skillgraft.opening.executors import Executor, InProcess, threads_of
 from skillgraft.papers.profile import Profile
 from skillgraft.papers.recipe import filled
 from skillgraft.papers.recipes import recipe
-from skillgraft.papers.run import Executor, InProcess, OnStep, Store, run, threads_of
+from skillgraft.papers.run import OnStep, Store, run
 from skillgraft.papers.steps import Part, Step, in_order, scope_of, task_of
 from skillgraft.report.sheet import Result, markdown, save_result
 from skillgraft.tasks.data import Data

@@ -1,4 +1,4 @@
-"""Where steps run and what becomes of their results: `Store`, executors, `run`.
+"""What becomes of steps' results: `Store`, `run`, and `map_steps` for sweeps of one's own.
 
     with executor(2) as workers:
         store = Store(Path("work"), workers.threads)
@@ -13,22 +13,18 @@ STORE/.locks/finetune-3f0c…      held by the process that works on it
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context, parent_process
 from pathlib import Path
-from threading import Thread
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, unquote
 
-from skillgraft.errors import InputError, SkillgraftError
+from skillgraft.errors import InputError, RunError, SkillgraftError, listed
 from skillgraft.files import atomic, graft_file
+from skillgraft.opening.executors import Executor, InProcess, Needs, executor, threads_here
 from skillgraft.papers.steps import Part, Step, digest, in_order, plain, resolved, signature_of
 from skillgraft.predictions.predictions import Predictions
 from skillgraft.tasks.data import Data
@@ -111,16 +107,6 @@ PARTS: Mapping[str, Callable[[Path, str], Any]] = MappingProxyType(
 )
 
 
-def threads_here() -> int:
-    """How many threads torch takes in this process."""
-    set_by_user = os.environ.get("OMP_NUM_THREADS", "")
-    if "torch" not in sys.modules and set_by_user.isdigit():
-        return int(set_by_user)
-    import torch
-
-    return torch.get_num_threads()
-
-
 @dataclass(frozen=True)
 class Store:
     """A folder of results; several processes may use one. They go by `threads`, too: sums in another order are other numbers."""
@@ -170,76 +156,6 @@ class Store:
 def kind_of(step: Step) -> Kind:
     """How a step's result is kept."""
     return KINDS.get(str(signature_of(step.function).return_annotation), _PLAIN)
-
-
-class Executor(Protocol):
-    """Takes calls and gives futures; at most `slots` run at a time, with so many `threads` each. A cluster is one more class."""
-
-    slots: int
-
-    @property
-    def threads(self) -> int: ...
-
-    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]: ...
-
-
-class InProcess:
-    """Runs each call at once, here."""
-
-    slots = 1
-
-    @property
-    def threads(self) -> int:
-        return threads_here()  # asked for late: what is refused before anything runs does not wait for torch
-
-    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(function(*arguments))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-class InProcesses(ProcessPoolExecutor):
-    """Runs calls side by side in fresh processes that share the cores out between them."""
-
-    def __init__(self, jobs: int) -> None:
-        self.slots, self.threads = jobs, threads_of(jobs)
-        super().__init__(jobs, get_context("spawn"), initializer=_begin, initargs=(self.threads,))
-
-
-@contextmanager
-def executor(jobs: int) -> Iterator[Executor]:
-    """The executor for so many jobs at a time."""
-    if jobs == 1:
-        yield InProcess()
-        return
-    with InProcesses(jobs) as workers:
-        yield workers
-
-
-def threads_of(jobs: int) -> int:
-    """How many threads a step has where so many run side by side."""
-    if jobs < 1:
-        raise InputError(f"the number of jobs must be at least 1, found {jobs}")
-    return threads_here() if jobs == 1 else max(1, len(os.sched_getaffinity(0)) // jobs)
-
-
-def _begin(threads: int) -> None:
-    """Runs first in a fresh process. Torch reads the environment when a step loads it; steps without torch do not wait for it."""
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
-    if "torch" in sys.modules:  # the program itself loads it, so it was read already
-        sys.modules["torch"].set_num_threads(threads)
-    Thread(target=_end_with_the_program, daemon=True).start()
-
-
-def _end_with_the_program() -> None:
-    """A program that is killed cannot stop its workers: they would hold their steps' locks, and cores, until they are done."""
-    program = parent_process()
-    if program is not None:
-        program.join()
-        os._exit(1)
 
 
 def run(
@@ -297,3 +213,26 @@ def _reason(future: Future[None]) -> str:
     if error is None or isinstance(error, SkillgraftError):
         return str(error or "")
     raise error
+
+
+def map_steps(
+    function: Callable[..., Any],
+    calls: Sequence[Mapping[str, Any]],
+    *,
+    store: str | Path,
+    jobs: int = 1,
+    on: str | None = None,
+    needs: Needs | None = None,
+) -> list[Any]:
+    """The results of a function for each set of keyword arguments, in order: a sweep over seeds, tasks, budgets.
+
+    Each is kept in the folder `store` by the content of its arguments and the number of threads: a sweep that was killed goes
+    on where it was, here, in several processes (`jobs`) or on a cluster (`on="ray"`), whose nodes must all see the folder.
+    """
+    steps = [Step(function, dict(call)) for call in calls]
+    with executor(jobs, on=on, needs=needs) as workers:
+        kept = Store(Path(store), workers.threads)
+        failures = run(steps, kept, executor=workers)
+    if failures:
+        raise RunError(f"{len(failures)} of {len(steps)} calls failed: {listed(sorted(set(failures.values())))}")
+    return [kept.read(step) for step in steps]

@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from skillgraft.errors import InputError, RunError
-from skillgraft.live.grafted import as_numpy, as_torch
+from skillgraft.live.grafted import as_numpy
+from skillgraft.opening.processes import ALONE, Processes
 from skillgraft.regions.candidates import Candidates, check_candidates, most_moved_of
 from skillgraft.regions.problem import Problem, Touched
 from skillgraft.regions.ranking import Array, Ranking
@@ -72,20 +73,25 @@ class Progress:
         snapshot.write(arrays, facts)
 
     @classmethod
-    def load(cls, snapshot: Snapshot, s: Mapping[str, Tensor], scope: Scope) -> Progress | None:
-        """The progress of an earlier search with the same settings, S put in place; None if there is none."""
-        found = snapshot.read()
+    def load(
+        cls, snapshot: Snapshot, s: Mapping[str, Tensor], scope: Scope, processes: Processes = ALONE
+    ) -> Progress | None:
+        """The progress of an earlier search with the same settings, S put in place; None if there is none.
+
+        The main process's is everybody's: nodes need not share a disk to go on at one step.
+        """
+        found = snapshot.recall(processes, next(iter(s.values())).device)
         if found is None:
             return None
-        file, facts = found
+        arrays, facts = found
         sites = {}
         with torch.no_grad():
-            for key in file.entries:
+            for key, numbers in arrays:
                 kind, _, name = key.partition("/")
                 if kind == "s":
-                    s[name].copy_(as_torch(file.read(key)))
+                    s[name].copy_(numbers)
                 else:
-                    sites[name] = file.read(key).copy()
+                    sites[name] = numbers.cpu().numpy()
         best = Region(scope, sites) if facts["best"] else None
         looks = [(step, entries, score) for step, entries, score in facts["looks"]]
         return cls(facts["losses"], looks, best, facts["lr"])
@@ -338,7 +344,9 @@ def learn(
     else:
         soft = SoftMask(problem.resident(), start, init=init, seed=seed)
     with soft.borrowed():
-        progress = (Progress.load(snapshot, soft.s, problem.scope) if snapshot else None) or Progress()
+        progress = (
+            Progress.load(snapshot, soft.s, problem.scope, problem.processes) if snapshot else None
+        ) or Progress()
         saved = time.monotonic()
         while progress.step < steps and not progress.is_stale(patience):
             soft.blend()

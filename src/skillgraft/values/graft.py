@@ -14,10 +14,9 @@ Refused: numbers that are not finite, grafts of different bases, an overflow whe
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -31,16 +30,16 @@ from skillgraft.values.info import HEAD_ITEMS, Info
 from skillgraft.values.numbers import (
     TAGS,
     Array,
-    added,
     all_finite,
     bits,
-    blended,
     frozen,
     is_float,
     round_once,
     same_bits,
+    sealed,
 )
 from skillgraft.values.region import Indices, Region, places
+from skillgraft.values.stream import GraftStream, Stretch, delta_of, in_order, stretches_of, written_of
 
 Arrays = Mapping[str, Array]
 
@@ -86,9 +85,8 @@ class Graft:
     def load(cls, path: str | Path) -> Graft:
         """Read a graft file, or raise a FormatError that says what is wrong with it. A hub name is fetched."""
         from skillgraft.files.graft_file import load
-        from skillgraft.folders.hub import file_at
 
-        return load(file_at(path))
+        return load(graft_path(path))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write a graft file, complete or not at all; an existing one is refused unless `overwrite`."""
@@ -104,16 +102,7 @@ class Graft:
 
     def describe(self) -> dict[str, Any]:
         """Everything about the graft but its numbers, ready for JSON."""
-        return {
-            **self.region.describe(),
-            "form": self.form,
-            "scale": self.scale,
-            "norm": self.norm,
-            "heads": {name: list(head.shape) for name, head in self.heads.items()},
-            "base_fingerprint": self.base_fingerprint,
-            "digest": self.digest,
-            "made": dict(self.info),
-        }
+        return self.stream().describe()
 
     def __len__(self) -> int:
         return len(self.region)
@@ -134,15 +123,50 @@ class Graft:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of what the graft does: sites, numbers, form, scale, heads, base. Provenance does not count."""
-        sha = hashlib.sha256(f"{self.form} {self.scale!r} {self.base_fingerprint}\n".encode())
-        for name, at in self.region.sites.items():
-            sha.update(f"{name!r} {len(at)} {self.before[name].dtype}\n".encode())
-            for part in (at.astype("<i8"), self.before[name], self.change[name]):
-                sha.update(bits(part).data)
-        for name, head in self.heads.items():
-            sha.update(f"head {name!r} {head.dtype} {head.shape}\n".encode())
-            sha.update(bits(np.ascontiguousarray(head).reshape(-1)).data)
-        return sha.hexdigest()
+        return self.stream().digest
+
+    def stream(self) -> GraftStream:
+        """The graft as verbs read it, stretch by stretch; see `GraftStream`."""
+        shapes = self.region.scope.shapes
+
+        def stretches(name: str) -> Iterator[Stretch]:
+            at, before, change = self.region.sites[name], self.before[name], self.change[name]
+            return stretches_of(at, before, change, math.prod(shapes[name]))
+
+        return GraftStream(
+            self.region.scope,
+            {name: len(at) for name, at in self.region.sites.items()},
+            {name: before.dtype for name, before in self.before.items()},
+            stretches,
+            self.form,
+            self.scale,
+            self.heads,
+            self.base_fingerprint,
+            self.info,
+        )
+
+    @classmethod
+    def collected(cls, stream: GraftStream) -> Graft:
+        """The graft whose stream this is, in memory."""
+        sites: dict[str, Indices] = {}
+        before: dict[str, Array] = {}
+        change: dict[str, Array] = {}
+        for name in stream.counts:
+            found = list(stream.stretches(name))
+            sites[name], before[name], change[name] = (
+                sealed(np.concatenate(parts))
+                for parts in zip(*((each.sites, each.before, each.change) for each in found), strict=True)
+            )
+        return cls(
+            Region(stream.scope, sites),
+            before,
+            change,
+            form=stream.form,
+            scale=stream.scale,
+            heads=stream.heads,
+            base_fingerprint=stream.base_fingerprint,
+            info=stream.info,
+        )
 
     def with_info(self, **items: Any) -> Graft:
         """The same graft with these items of provenance set (None takes an item away)."""
@@ -171,31 +195,11 @@ class Graft:
 
     def delta(self, name: str) -> npt.NDArray[np.float64]:
         """What is added to the base at this parameter's sites, scale included, in float64."""
-        change = self.change[name].astype(np.float64)
-        if self.form == "arithmetic":
-            return change
-        with np.errstate(over="ignore"):  # infinities are refused where they would be written
-            return self.scale * (change - self.before[name].astype(np.float64))
+        return delta_of(self.before[name], self.change[name], form=self.form, scale=self.scale)
 
     def written(self, name: str) -> Array:
-        """The numbers that stand at this parameter's sites once the graft is applied, in the base's format.
-
-        At scale 1 these are `after` itself; otherwise before + delta, rounded once. Where nothing is added the old
-        bits stay (adding 0.0 would turn -0.0 into 0.0). A number too large for the format is an error.
-        """
-        before, change = self.before[name], self.change[name]
-        if self.form == "exact" and self.scale == 1.0:
-            return change
-        result = blended(before, change, scale=self.scale) if self.form == "exact" else added(before, change)
-        delta = self.delta(name)
-        result = np.where(delta == 0.0, before, result)
-        if not all_finite(result):
-            worst = int(np.argmax(np.abs(delta)))
-            raise InputError(
-                f"{name}: {int((~np.isfinite(result)).sum())} numbers overflow {before.dtype} "
-                f"(largest change {delta[worst]:.3g}); use a smaller scale than {self.scale:g}"
-            )
-        return result
+        """The numbers that stand at this parameter's sites once the graft is applied, in the base's format; see `written_of`."""
+        return written_of(name, self.before[name], self.change[name], form=self.form, scale=self.scale)
 
     def __neg__(self) -> Graft:
         return self * -1.0
@@ -238,7 +242,7 @@ class Graft:
     @property
     def norm(self) -> float:
         """Euclidean length of the delta."""
-        return math.sqrt(sum(float(np.square(self.delta(name)).sum()) for name in self.region))
+        return self.stream().norm
 
     def cosine(self, other: Graft) -> float:
         """Cosine of the angle between the two deltas, sites of only one counting 0. 0 if either is zero."""
@@ -257,6 +261,13 @@ def _converted(name: str, numbers: Array, dtype: np.dtype[Any]) -> Array:
             f"in {numbers.dtype}, or in another format with as much room"
         )
     return result
+
+
+def graft_path(name: str | Path) -> Path:
+    """The file of a graft; that of a hub name is fetched."""
+    from skillgraft.folders.hub import file_at
+
+    return Path(file_at(name))
 
 
 # Wherever a graft is asked for, its file will do.
@@ -279,11 +290,10 @@ def total(grafts: Sequence[Graft], *, head: Graft | None = None) -> Graft:
         raise InputError("total() needs at least one graft, found none")
     if len(grafts) == 1 and head is None:
         return grafts[0]
-    # The scope counts too: grafts that differ in it alone would otherwise stay in the list's order.
-    ordered = sorted(grafts, key=lambda g: (g.digest, g.region.scope.label, tuple(g.region.scope.shapes.items())))
+    ordered = [grafts[place] for place in in_order([graft.stream() for graft in grafts])]
     first = ordered[0]
     for other in ordered:
-        _check_same_base(first, other)
+        check_same_base(first, other)
     region = functools.reduce(operator.or_, (graft.region for graft in ordered))
     before = {name: _gather_before(name, at, ordered) for name, at in region.sites.items()}
     exact = all(g.form == "exact" and g.scale == first.scale for g in ordered)
@@ -301,7 +311,14 @@ def total(grafts: Sequence[Graft], *, head: Graft | None = None) -> Graft:
     )
 
 
-def _check_same_base(a: Graft, b: Graft) -> None:
+def heads_alone(graft: Graft | GraftStream) -> Graft:
+    """The graft without its entries: scope, heads and provenance stay."""
+    stream = graft.stream() if isinstance(graft, Graft) else graft
+    return Graft.collected(replace(stream, counts={}))
+
+
+def check_same_base(a: Graft | GraftStream, b: Graft | GraftStream) -> None:
+    """Refuse grafts of different bases."""
     if a.base_fingerprint != b.base_fingerprint:
         raise WrongBase(
             f"these grafts belong to different bases: {a.info.text('base') or 'unnamed'} ({a.base_fingerprint[:12]}…) and "

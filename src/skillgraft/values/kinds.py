@@ -132,7 +132,7 @@ def cell_sizes(shapes: Mapping[str, Shape]) -> Cells:
 
 def cell_counts(shapes: Mapping[str, Shape], sites: Mapping[str, npt.NDArray[np.integer[Any]]]) -> Cells:
     """(layer, kind) → how many of the entries `sites` (name → sorted flat indices) lie there; every cell of the scope."""
-    return _cells(shapes, lambda name, parts: _counts(parts, shapes[name], sites[name]) if name in sites else ())
+    return _cells(shapes, lambda name, parts: counts_in(parts, shapes[name], sites[name]) if name in sites else ())
 
 
 def _cells(shapes: Mapping[str, Shape], measure: Callable[[str, Sequence[KindPart]], Sequence[int]]) -> Cells:
@@ -151,7 +151,7 @@ def _size(part: KindPart, shape: Shape) -> int:
     return math.prod(shape[: part.axis]) * (part.stop - part.start) * math.prod(shape[part.axis + 1 :])
 
 
-def _counts(parts: Sequence[KindPart], shape: Shape, indices: npt.NDArray[np.integer[Any]]) -> list[int]:
+def counts_in(parts: Sequence[KindPart], shape: Shape, indices: npt.NDArray[np.integer[Any]]) -> list[int]:
     """How many of a tensor's sorted flat indices lie in each part; a tensor of several parts is a matrix."""
     if len(parts) == 1:
         return [len(indices)]

@@ -255,22 +255,29 @@ class Region:
 
     def by_layer(self) -> dict[str, int]:
         """Entries per layer, every layer of the scope listed in order; "" holds what is outside the layers."""
-        counts = dict.fromkeys(sorted({layer_of(name) for name in self.scope.shapes}, key=natural_key), 0)
-        for name, indices in self._sites.items():
-            counts[layer_of(name)] += len(indices)
-        return counts
+        return by_layer(self.scope, {name: len(indices) for name, indices in self._sites.items()})
 
     def by_kind(self) -> dict[str, int]:
         """Entries per kind, in the order of `names.KINDS`, every kind of the scope listed; fused matrices by their parts."""
-        cells = self.by_layer_and_kind()
-        present = {kind for _, kind in cells}
-        return {
-            each: sum(count for (_, kind), count in cells.items() if kind == each) for each in KINDS if each in present
-        }
+        return by_kind(self.by_layer_and_kind())
 
     def by_layer_and_kind(self) -> dict[tuple[str, str], int]:
         """Entries per (layer, kind), every pair that the scope has, in order."""
         return cell_counts(self.scope.shapes, self._sites)
+
+
+def by_layer(scope: Scope, counts: Mapping[str, int]) -> dict[str, int]:
+    """Entries per layer from entries per parameter, every layer of the scope listed in order; "" is outside the layers."""
+    found = dict.fromkeys(sorted({layer_of(name) for name in scope.shapes}, key=natural_key), 0)
+    for name, count in counts.items():
+        found[layer_of(name)] += count
+    return found
+
+
+def by_kind(cells: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    """Entries per kind from entries per (layer, kind), in the order of `names.KINDS`."""
+    present = {kind for _, kind in cells}
+    return {each: sum(count for (_, kind), count in cells.items() if kind == each) for each in KINDS if each in present}
 
 
 def places(sites: Indices, among: Indices) -> Indices | slice:
