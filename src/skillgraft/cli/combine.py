@@ -135,10 +135,12 @@ def run(
             graft, more, lines = factor * joint, {"scale": (factor * joint).scale}, []
     made = graft.with_info(scores=None, recipe=recipe, command=output.command_line())
     with output.progress("combining") as progress:
-        save_stream(made, out, progress=progress)
+        written = Digest()
+        save_stream(written.watching(made), out, progress=progress)
+    digest = written.of(made)
     facts = {"out": str(out), "entries": len(made), "density": made.density, "form": made.form}
-    facts["digest"] = made.digest
-    lines = [*lines, *output.digest_lines({out.name: made.digest})]
+    facts["digest"] = digest
+    lines = [*lines, *output.digest_lines({out.name: digest})]
     first = f"{out}: {len(made):,} entries, density {made.density:.2e}, {made.form} form"
     output.show({**facts, "rule": rule, **more}, as_json=json, lines=[first, *lines])
 

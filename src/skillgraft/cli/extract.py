@@ -46,6 +46,7 @@ def run(
     from skillgraft.files.graft_stream import save_stream
     from skillgraft.folders.extract import extracted
     from skillgraft.folders.movement import check_budget
+    from skillgraft.values.stream import Digest
 
     atomic.check_target(out)
     check_budget(density, entries)
@@ -60,7 +61,9 @@ def run(
     with output.progress("comparing") as progress:
         graft = extracted(base, tuned, progress=progress, **asked).with_info(command=output.command_line())
     with output.progress("writing") as progress:
-        save_stream(graft, out, pack=pack, progress=progress, proved=graft.check_unchanged)
+        written = Digest()
+        save_stream(written.watching(graft), out, pack=pack, progress=progress, proved=graft.check_unchanged)
+    digest = written.of(graft)
     outside = graft.info.get("outside_scope", {})
     size = out.stat().st_size
     result = {
@@ -73,7 +76,7 @@ def run(
         "removed": graft.info.get("removed", []),
         "outside_scope": outside,
         "base_fingerprint": graft.base_fingerprint,
-        "digest": graft.digest,
+        "digest": digest,
     }
     lines = [
         f"{out}: {len(graft):,} entries, density {graft.density:.2e} of {graft.scope.label!r}, "
@@ -83,5 +86,5 @@ def run(
         lines.append(f"heads that travel whole: {listed(graft.heads)}")
     if outside:
         lines.append(f"left out, changed outside the scope: {sum(outside.values()):,} entries in {listed(outside)}")
-    lines += output.digest_lines({out.name: graft.digest})
+    lines += output.digest_lines({out.name: digest})
     output.show(result, as_json=json, lines=lines)

@@ -28,7 +28,7 @@ from skillgraft.errors import InputError
 from skillgraft.values.info import Info
 from skillgraft.values.kinds import cell_sizes, counts_in, parts_of
 from skillgraft.values.names import layer_of
-from skillgraft.values.numbers import Array, added, all_finite, bits, blended, round_once
+from skillgraft.values.numbers import Array, added, all_finite, bits, blended, float64, round_once
 from skillgraft.values.region import Indices, Scope, by_kind, by_layer
 
 STRETCH = (
@@ -312,11 +312,11 @@ def encoded_sites(stretch: Stretch) -> bytes:
 
 def delta_of(before: Array, change: Array, *, form: Form, scale: float) -> Floats:
     """What is added to `before`, scale included, in float64."""
-    wide = change.astype(np.float64)
+    wide = float64(change)
     if form == "arithmetic":
         return wide
     with np.errstate(over="ignore"):  # infinities are refused where they would be written
-        return scale * (wide - before.astype(np.float64))
+        return scale * (wide - float64(before))
 
 
 def written_of(name: str, before: Array, change: Array, *, form: Form, scale: float) -> Array:
