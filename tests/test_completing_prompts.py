@@ -5,11 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from skillgraft import Data, Graft, TrainingPlan, combine, evaluate, extract, finetune, forget, localize, search_scale
-from skillgraft.errors import InputError
+from skillgraft import (
+    Data,
+    Graft,
+    TrainingPlan,
+    combine,
+    compare,
+    evaluate,
+    extract,
+    finetune,
+    forget,
+    localize,
+    search_scale,
+)  # fmt: skip
+from skillgraft.compose.continual import Learning, add
+from skillgraft.live.grafted import parameter_names
 from skillgraft.measure import METRICS
 from skillgraft.regions.choose import choose_region
+from skillgraft.regions.fisher import fisher_diagonal
 from skillgraft.task_model import TaskModel
 from tests.bits import digest_of
 from tests.completing import write_facts, write_rows
@@ -79,9 +94,10 @@ def test_localize_and_evaluate_agree_on_base_and_tuned(place: Path, tuned: Path,
         assert found == pytest.approx(asked["facts"][theirs]["nll"]["value"], rel=1e-6)
 
 
-def test_labels_of_tuned_are_for_classes(place: Path, tuned: Path) -> None:
-    with pytest.raises(InputError, match="no classes"):
-        localize(place / "BASE", tuned, task=place / "facts.toml", density=0.05, labels="tuned", data=DATA)
+def test_tuneds_own_next_tokens_teach_as_well(place: Path, tuned: Path) -> None:
+    asked = {"method": "budgeted", "steps": 2, "density": 0.05, "labels": "tuned"}
+    found = localize(place / "BASE", tuned, task=place / "facts.toml", data=DATA, **asked)
+    assert found.scores["graft"]["relative_gain"]["value"] > 0
 
 
 def test_inside_a_region_by_lora_and_with_a_second_task(place: Path, tmp_path: Path) -> None:
@@ -172,3 +188,32 @@ def test_forgetting_goes_by_exact_answers_and_controls_may_be_text(place: Path, 
     assert gone.info["recipe"]["scale"] == chosen["scale"] > 0
     assert points[0]["exact"]["facts"] > fewest
     assert points[0]["nll"]["facts"] < chosen["nll"]["facts"]
+
+
+def test_fisher_of_completions_is_that_of_single_rows(place: Path) -> None:
+    """Brute force: every row alone, the square of its completion's whole gradient."""
+    opened = TaskModel.open(
+        place / "BASE", [place / "facts.toml"], data=Data(train_rows=7, validation_rows=4), dtype="float64"
+    )
+    readout, rows = opened.rows.readout("facts"), opened.rows.encoded("facts", "train")
+    names = {name: p for name, p in parameter_names(opened.model).items() if "layers.0" in name}
+    found = fisher_diagonal(opened.model, readout, rows, names, labels="true", batch_size=3)
+    wanted = {name: torch.zeros_like(p) for name, p in names.items()}
+    for row in rows:
+        batch = readout.collate([row])
+        loss = torch.nn.functional.cross_entropy(readout.scores(opened.model, batch), batch["labels"], reduction="sum")
+        for name, gradient in zip(names, torch.autograd.grad(loss, list(names.values())), strict=True):
+            wanted[name] += gradient.square() / len(rows)
+    for name in names:
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-6, atol=1e-12)
+
+
+def test_two_sets_learned_one_after_the_other(place: Path, tmp_path: Path) -> None:
+    learning = Learning(
+        PLAN.with_changes(steps=10), search={"density": 0.05, "method": "movement"}, data=Data(train_rows=12)
+    )
+    for task in ("facts", "text"):
+        store = add(tmp_path / "STORE", place / "BASE", place / f"{task}.toml", learning=learning)
+    assert [kept.task for kept in store.kept] == ["facts", "text"]
+    grafts = {named.file: named.graft for named in store.upto("text")}
+    assert compare(grafts)

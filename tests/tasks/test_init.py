@@ -138,9 +138,9 @@ def test_what_cannot_be_guessed_is_refused(tmp_path: Path) -> None:
         guess_task(write_rows(tmp_path / "numbers.jsonl", [{"a": 0.5, "b": 1.25}, {"a": 0.1, "b": 2.5}]))
     with pytest.raises(DataError, match="no such file or folder"):
         guess_task(tmp_path / "none.csv")
-    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "a.doc").write_text("text")
     with pytest.raises(DataError, match="expected a file that ends in"):
-        guess_task(tmp_path / "a.txt")
+        guess_task(tmp_path / "a.doc")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="one sub-folder of images for each label"):
         guess_task(tmp_path / "empty")

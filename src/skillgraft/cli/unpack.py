@@ -17,7 +17,9 @@ def run(
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "bfloat16",
     json: Json = False,
 ) -> None:
-    """Unpack a GGUF file to a folder of safetensors with tokenizer and chat template: a BASE for every other verb.
+    """Make a model folder of a GGUF file: a BASE for the other verbs.
+
+    The numbers are written out as what the quantised ones stand for, with the tokenizer and the chat template.
 
     \b
     Example

@@ -132,6 +132,8 @@ def keys_of(path: Path, *, rows: int = 1000) -> list[str]:
         from skillgraft.tasks.arrow_files import parquet_columns
 
         return parquet_columns(path)
+    if ending == "txt":
+        return ["text"]
     if ending in ("csv", "tsv"):
         between = "\t" if ending == "tsv" else delimiter_of(path)
         return next(csv.reader((line for _, line in _lines(path)), delimiter=between), [])
