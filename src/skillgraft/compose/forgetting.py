@@ -35,8 +35,8 @@ _ROUNDING = 1e-9
 class Trial:
     """One scale: the tasks' accuracies there, and whether every control keeps enough.
 
-    `exact` has, of tasks whose prompts are completed, the share of rows whose every token was the likeliest after the true ones
-    before it: what greedy generation gives back token for token. `nll` has the loss of each task.
+    Tasks whose prompts are completed have `nll`, and `exact`: the share of rows whose every token was the likeliest after the
+    true ones before it, which is what greedy generation gives back token for token.
     """
 
     scale: float
@@ -46,8 +46,8 @@ class Trial:
     exact: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        own = {"scale": self.scale, "scores": dict(self.scores), "keeps": self.keeps, "nll": dict(self.nll)}
-        return {**own, "exact": dict(self.exact)} if self.exact else own
+        own = {"scale": self.scale, "scores": dict(self.scores), "keeps": self.keeps}
+        return {**own, "nll": dict(self.nll), "exact": dict(self.exact)} if self.exact else own
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,10 @@ def negate(
         losses = frozenset(task for task, predictions in found.items() if is_loss(predictions))
         base = trials[0].scores if trials else scores
         kept = all(_keeps(scores[task], base[task], keep, is_loss=task in losses) for task in controls)
-        nll = {task: METRICS["nll"](predictions) for task, predictions in found.items()}
-        trials.append(Trial(scale, scores, kept, nll, _exact(found)))
+        completed = {task: each for task, each in found.items() if isinstance(each, Completions)}
+        nll = {task: METRICS["nll"](each) for task, each in completed.items()}
+        exact = {task: float((each.hits == each.tokens).mean()) for task, each in completed.items()}
+        trials.append(Trial(scale, scores, kept, nll, exact))
         progress(number, len(grid), {})
     chosen = min((each for each in trials if each.keeps), key=_left(trials[0], target, losses))
     if chosen.scale == 0.0 and not or_base:
@@ -140,12 +142,6 @@ def _left(base: Trial, target: str, losses: frozenset[str]) -> Callable[[Trial],
         return lambda trial: (trial.exact[target], trial.scale)
     sign = -1 if target in losses else 1
     return lambda trial: (sign * trial.scores[target], trial.scale)
-
-
-def _exact(found: Mapping[str, AnyPredictions]) -> dict[str, float]:
-    return {
-        task: float((each.hits == each.tokens).mean()) for task, each in found.items() if isinstance(each, Completions)
-    }
 
 
 def _score(predictions: AnyPredictions) -> float:

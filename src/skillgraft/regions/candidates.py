@@ -24,7 +24,7 @@ from skillgraft.errors import InputError
 from skillgraft.folders.movement import BUCKETS
 from skillgraft.live.grafted import as_numpy
 from skillgraft.regions.problem import Problem
-from skillgraft.regions.ranking import Array, above_and_tied
+from skillgraft.regions.ranking import Array, above_and_tied, bucket_of
 from skillgraft.values.region import Region, index_dtype
 
 CANDIDATES = 0.05  # of the scope
@@ -130,12 +130,12 @@ def most_moved_of(problem: Problem, count: int) -> Region:
         tally += np.bincount(bits >> np.uint32(16), minlength=BUCKETS)
     if tally[_INFINITE:].any():
         raise InputError("base or tuned holds NaN or infinite numbers, or their difference overflows")
-    leading, above = _edge(tally, count)
+    leading, above = bucket_of(tally, count)
     tally[:] = 0
     for _, _, bits in _patterns(problem):
         there = bits[(bits >> np.uint32(16)) == leading] & np.uint32(BUCKETS - 1)
         tally += np.bincount(there, minlength=BUCKETS)
-    rest, above_rest = _edge(tally, count - above)
+    rest, above_rest = bucket_of(tally, count - above)
     edge, ties = np.uint32(leading << 16 | rest), count - above - above_rest
     found: dict[str, list[Array]] = {}
     for name, low, bits in _patterns(problem):
@@ -155,13 +155,6 @@ def _patterns(problem: Problem) -> Iterator[tuple[str, int, npt.NDArray[np.uint3
         for low, high in problem.blocks(name):
             delta = as_numpy(problem.numbers(name, low, high)[1].abs_().float())
             yield name, low, delta.view(np.uint32)
-
-
-def _edge(tally: npt.NDArray[np.int64], count: int) -> tuple[int, int]:
-    """The bucket that holds the `count`-th largest, and how many lie in buckets above it."""
-    reached = np.cumsum(tally[::-1])[::-1]
-    bucket = int(np.flatnonzero(reached >= count)[-1])
-    return bucket, int(reached[bucket] - tally[bucket])
 
 
 def _index(problem: Problem, name: str, region: Region) -> Tensor:

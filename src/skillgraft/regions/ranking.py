@@ -115,3 +115,10 @@ def above_and_tied(numbers: Array, count: int) -> tuple[npt.NDArray[np.bool_], I
     """Which numbers are above the count-th largest, and where those are that equal it."""
     edge = np.partition(numbers, len(numbers) - count)[len(numbers) - count]
     return numbers > edge, np.flatnonzero(numbers == edge)
+
+
+def bucket_of(tally: npt.NDArray[np.int64], count: int) -> tuple[int, int]:
+    """The bucket that holds the `count`-th largest of what was counted, and how many lie in buckets above it."""
+    reached = np.cumsum(tally[::-1])[::-1]
+    bucket = int(np.flatnonzero(reached >= count)[-1])
+    return bucket, int(reached[bucket] - tally[bucket])

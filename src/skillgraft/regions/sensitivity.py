@@ -7,7 +7,7 @@ scores would not change, and four rounds would equal one; `damp=1` therefore run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from skillgraft.errors import InputError
+from skillgraft.folders.movement import BUCKETS
 from skillgraft.live.grafted import as_numpy, parameter_names
 from skillgraft.readouts.readout import Encoded, Readout
 from skillgraft.regions.fisher import Labels, fisher_diagonal
-from skillgraft.regions.ranking import Ranking
+from skillgraft.regions.ranking import Ranking, bucket_of
 from skillgraft.values.region import Indices, Region, Scope
 
 DENSITY, ROUNDS, DAMP = 0.1, 4, 0.1  # P2's
@@ -114,15 +115,39 @@ def share_of(scope: Scope, density: float) -> int:
 
 
 def lowest(fisher: Mapping[str, Tensor], kept: Region, count: int) -> Region:
-    """The `count` least sensitive of the kept entries; of equally sensitive ones the first by name and index."""
-    scores = {name: _at(fisher, name, at) for name, at in kept.sites.items()}
-    joined = np.concatenate(list(scores.values()))
-    # Half of a scope can be asked for: a partition finds the edge without sorting all that is below it.
-    edge = np.partition(joined, count - 1)[count - 1]
-    chosen = joined < edge
-    chosen[np.flatnonzero(joined == edge)[: count - int(chosen.sum())]] = True
-    parts = np.split(chosen, np.cumsum([len(part) for part in scores.values()])[:-1])
-    return Region(kept.scope, {name: kept.sites[name][part] for name, part in zip(scores, parts, strict=True)})
+    """The `count` least sensitive of the kept entries; of equally sensitive ones the first by name and index.
+
+    The edge is found by counting numbers by their leading bits and then by the others, so that no copy of the scope is joined,
+    sorted or kept: half of it can be asked for.
+    """
+    most = len(kept) - count + 1  # the `count`-th lowest is so many-th of the highest
+    leading, above = bucket_of(_tally(_patterns(fisher, kept), lambda bits: bits >> np.uint32(16)), most)
+    within = (bits[bits >> np.uint32(16) == leading] for bits in _patterns(fisher, kept))
+    rest, _ = bucket_of(_tally(within, lambda bits: bits & np.uint32(0xFFFF)), most - above)
+    edge = np.uint32(leading << 16 | rest)
+    ties = count - sum(int((bits < edge).sum()) for bits in _patterns(fisher, kept))
+    sites = {}
+    for (name, at), bits in zip(kept.sites.items(), _patterns(fisher, kept), strict=True):
+        chosen, equal = bits < edge, np.flatnonzero(bits == edge)
+        chosen[equal[:ties]] = True
+        ties -= min(ties, len(equal))
+        sites[name] = at[chosen]
+    return Region(kept.scope, sites)
+
+
+def _patterns(fisher: Mapping[str, Tensor], kept: Region) -> Iterator[npt.NDArray[np.uint32]]:
+    """The bits of each tensor's kept numbers in float32: none is below 0, so they sort as the numbers do."""
+    for name, at in kept.sites.items():
+        yield _at(fisher, name, at).astype(np.float32, copy=False).view(np.uint32)
+
+
+def _tally(
+    patterns: Iterable[npt.NDArray[np.uint32]], part: Callable[[npt.NDArray[np.uint32]], npt.NDArray[np.uint32]]
+) -> npt.NDArray[np.int64]:
+    found = np.zeros(BUCKETS, np.int64)
+    for bits in patterns:
+        found += np.bincount(part(bits), minlength=BUCKETS)
+    return found
 
 
 def _at(fisher: Mapping[str, Tensor], name: str, at: Indices) -> npt.NDArray[np.floating[Any]]:
