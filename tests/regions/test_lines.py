@@ -73,8 +73,9 @@ def test_what_cannot_be_is_refused() -> None:
 )
 def test_every_method_stays_within_the_rank(settings: dict[str, Any], films: Films, tmp_path: Path) -> None:
     graft = films.graft(scope="matrices", max_rank=2, data=Data(shots=8), **settings)
-    free = films.graft(scope="matrices", data=Data(shots=8), **settings)
-    assert max(ranks(graft.region).values()) <= 2 < max(ranks(free.region).values(), default=3)
+    assert max(ranks(graft.region).values()) <= 2
+    if "entries" in settings:
+        assert max(ranks(films.graft(scope="matrices", data=Data(shots=8), **settings).region).values()) > 2
     assert graft.info["recipe"]["max_rank"] == 2
     made = export_lora(graft.without_heads(), films.base, tmp_path / "adapter", max_rank=2)
     assert made.entries + sum(int((graft.change[n] == graft.before[n]).sum()) for n in graft.region) == len(graft)
