@@ -74,6 +74,12 @@ def run(
         bool, typer.Option("--paper-curve", help="The same with a search from each density's γ_base (P1).")
     ] = False,
     scope: ScopeName = "layers",
+    max_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--max-rank", help="With --scope matrices: rows and columns of a matrix at most, for `export --to lora`."
+        ),
+    ] = None,
     start: Annotated[str | None, _learned_option(help="γ_base, as a density (1e-5), empty, or a region file.")] = None,
     reference: Annotated[
         str | None, _search_option(help="Outside the region: base (default), or zero (P1's lottery test).")
@@ -145,7 +151,8 @@ def run(
     run_as = {"device": device, "dtype": dtype, "snapshot_seconds": snapshot_seconds}
     if method in OF_BASE:
         _refuse(
-            method, start=start, keep=keep, curve=curve or None, paper_curve=paper_curve or None, reference=reference,
+            method, start=start, keep=keep, max_rank=max_rank, curve=curve or None, paper_curve=paper_curve or None,
+            reference=reference,
             scale=scale, labels=labels, batch_size=batch_size, convert=convert or None, mixed_precision=mixed_precision,
             keep_gain=keep_gain, match=match, control=control or None, control_strength=control_strength,
             checkpoint_activations=checkpoint_activations or None,
@@ -158,7 +165,7 @@ def run(
         "scope": scope, "convert": convert, "match": match, "controls": control or [],
         "checkpoint_activations": checkpoint_activations,
         **_given(keep=keep, reference=reference, labels=labels, batch_size=batch_size, mixed_precision=mixed_precision),
-        **_given(keep_gain=keep_gain),
+        **_given(keep_gain=keep_gain, max_rank=max_rank),
         **{n: _number_or(text) for n, text in _given(start=start, scale=scale, control_strength=control_strength).items()},
         "densities": CURVE if curve or paper_curve else (), "curve": "paper" if paper_curve else "nested", **own,
     }  # fmt: skip

@@ -158,6 +158,7 @@ Score = Callable[[nn.Module], float]
 # Fields of a plan and of a runtime that belong to a search between folders, and what to do here instead.
 OF_FOLDERS: Mapping[str, str] = {
     "batch_size": "give batches of the size you want",
+    "max_rank": "localize folders: an adapter belongs to one",
     "labels": "give batches with the labels you want",
     "control_strength": "add what should stay to your own loss",
     "densities": "call localize_live for each budget",

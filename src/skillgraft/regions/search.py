@@ -42,7 +42,8 @@ class SearchPlan:
     """What to search for: the method with its own `options`, how many entries, where, from which labels.
 
     `density` is a share of the scope, `entries` a count; `keep` is the share of tuned's score, `keep_gain` that of its gain over
-    base, which the fewest entries must keep. `start` is γ_base: a density, "empty", a region or its file. `labels` "tuned"
+    base, which the fewest entries must keep. With `max_rank` the region uses at most so many rows and columns of a matrix
+    (scope="matrices"), as an adapter can. `start` is γ_base: a density, "empty", a region or its file. `labels` "tuned"
     learns tuned's own answers instead, as KL to their whole distribution (P1 D.4). `control_strength` weighs the KL to base's
     answers on control rows; "auto" searches it. `densities` are points of a `curve`. `batch_size` is the rows of one step.
     `mixed_precision` "bf16" takes gradients with matrix products in bfloat16; scores are measured in the model's own format.
@@ -55,6 +56,7 @@ class SearchPlan:
     keep: float | None = None
     keep_gain: float | None = None
     scope: str = "layers"
+    max_rank: int | None = None
     start: Start = 1e-5
     reference: Reference = "base"
     scale: float | str = 1.0
@@ -91,6 +93,12 @@ class SearchPlan:
             raise InputError(f"scale is for grafts on the base: with the reference {self.reference!r} leave it at 1")
         if self.labels not in ("true", "tuned"):
             raise InputError(f"labels are 'true' or 'tuned', found {self.labels!r}")
+        if self.max_rank is not None and self.max_rank < 1:
+            raise InputError(f"max_rank is 1 or more, found {self.max_rank}")
+        if self.max_rank is not None and self.method == "random":
+            raise InputError(
+                "max_rank chooses lines by what moved, which a random region does not look at: leave it out"
+            )
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"batch_size must be 1 or more, found {self.batch_size}")
         if self.mixed_precision not in get_args(MixedPrecision):

@@ -28,6 +28,7 @@ from skillgraft.opening.runtime import Runtime
 from skillgraft.predictions.completions import Completions
 from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.readouts.readout import Encoded
+from skillgraft.regions.lines import within_lines
 from skillgraft.regions.problem import Problem, Start, holding_all, starting_region
 from skillgraft.regions.search import SearchPlan
 from skillgraft.regions.targets import Targets
@@ -59,6 +60,7 @@ class TunedPair:
     compared: Rows
     problem: Problem
     tasks: tuple[str, ...]
+    searched: Tensors  # tuned, where the search may look
     targets: Targets
     unlabelled: frozenset[str] = frozenset()
     controls: tuple[str, ...] = ()
@@ -80,7 +82,7 @@ class TunedPair:
 
     def start(self, start: Start) -> Region:
         """γ_base: a density of the most moved entries, nothing ("empty"), a region, or its file."""
-        return starting_region(start, self.base, self.tuned, self.problem.scope)
+        return starting_region(start, self.base, self.searched, self.problem.scope)
 
     def score_now(self) -> float:
         """The mean score over tasks of the model as it stands, on the compared rows; by tuned's answers if it learns these."""
@@ -259,7 +261,10 @@ def open_pair(
     Of tasks in `unlabelled` only the rows count; plans with labels="tuned" learn tuned's answers on every task.
     """
     source, numbers, heads = check_pair(base, tuned, convert=convert)
-    plan.count(Scope.select(plan.scope, heads.region.scope.shapes))
+    scope = Scope.select(plan.scope, heads.region.scope.shapes)
+    searched, count = numbers, plan.count(scope)
+    if plan.max_rank is not None:
+        searched = within_lines(source, numbers, scope, most=plan.max_rank, count=count)
     dtype = working_format(str(source.format), runtime.dtype)
     opened = TaskModel.open(
         base, [*tasks, *controls], data=data, dtype=dtype, device=runtime.device, splits=SPLITS[:1], optional=SPLITS[1:]
@@ -276,7 +281,7 @@ def open_pair(
     with opened.holding(heads), again:
         problem = Problem.between(
             opened.model,
-            numbers,
+            searched,
             steps=targets.steps(train, batch_size=plan.step_rows, balanced=plan.balanced),
             loss=targets.loss,
             scope=plan.scope,
@@ -284,7 +289,7 @@ def open_pair(
             processes=opened.processes,
         )
         yield TunedPair(
-            opened, source, numbers, heads, plan, train, compared, problem, names, targets,
+            opened, source, numbers, heads, plan, train, compared, problem, names, searched, targets,
             frozenset(names) & frozenset(unlabelled), kept, asked,
         )  # fmt: skip
 
