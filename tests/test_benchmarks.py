@@ -17,6 +17,7 @@ FIGURES = {
     "evaluation": {"throughput"},
     "evaluate_tuned": {"time", "peak"},
     "region_training": {"step", "moments", "state"},
+    "serve": {"p50", "throughput"},
     "learning_memory": {"copies", "authors"},
     "candidate_search": {"step", "memory", "full"},
     "training_cost": {"step", "peak", "linear_step", "linear_peak"},

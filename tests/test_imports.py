@@ -29,6 +29,7 @@ ROOMS = (
     "regions",
     "compose",
     "interop",
+    "serve",
     "report",
     "papers",
     "cli",

@@ -30,7 +30,7 @@ from skillgraft.opening.source import Source
 from skillgraft.predictions.predict import by_length, on_device, predict
 from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.readouts.loading import Loader, choose_plan
-from skillgraft.readouts.readout import Batch, Encoded, Options, Readout, loss_of, units_of
+from skillgraft.readouts.readout import Batch, Encoded, Options, Plan, Readout, loss_of, units_of
 from skillgraft.tasks import Examples
 from skillgraft.tasks.data import BatchOrder, Data, Rows, TaskLike, load_tasks
 from skillgraft.values.graft import Graft
@@ -248,6 +248,15 @@ class TaskModel:
             return found
 
         return step
+
+
+def open_plan(
+    source: Source, plan: Plan, *, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """A base without tasks of its own, for a server, whose skills bring the questions; and the tensors that no file held."""
+    refuse_adapters(source.name)
+    where, _processes = find_device(device)
+    return Loader(plan, torch_dtype(dtype or source.format), where)(source)
 
 
 def _row_orders(

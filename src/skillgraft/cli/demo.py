@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -35,11 +36,15 @@ def run(
     (scores, *_) = made.result.sheets
     cells = {row: {task: scores.cells[row, task].value for task in scores.columns} for row in scores.rows}
     table = [(row, *(f"{100 * (value or 0.0):.1f}" for value in cells[row].values())) for row in scores.rows]
+    named = ["--name", "MiniLM"] if base is None else []
+    studio = shlex.join(["skillgraft", "studio", made.base, "--skills", str(made.skills), *named])
     lines = [
         *output.columns(table, header=["accuracy", *scores.columns]),
         "",
         *output.columns([(path, output.human_bytes(size)) for path, size in sizes.items()]),
         "",
         f"report: {made.page}",
+        f"{studio}: try it",
     ]
-    output.show({"scores": cells, "grafts": sizes, "report": str(made.page)}, as_json=json, lines=lines)
+    facts = {"scores": cells, "grafts": sizes, "report": str(made.page), "studio": studio}
+    output.show(facts, as_json=json, lines=lines)

@@ -35,6 +35,8 @@ from skillgraft.cli import (
     remove,
     report,
     reproduce,
+    serve,
+    studio,
     task,
     unpack,
     upload,
@@ -92,7 +94,7 @@ def options(
 
 for verb in (
     demo, finetune, localize, extract, check, apply, remove, combine, forget, continual,
-    evaluate, diff, inspect, compare, export, upload, download, report, reproduce, unpack, doctor,
+    evaluate, diff, inspect, compare, export, upload, download, report, reproduce, serve, studio, unpack, doctor,
 ):  # fmt: skip
     app.command(verb.__name__.rsplit(".", 1)[1], cls=PanelCommand)(verb.run)
 

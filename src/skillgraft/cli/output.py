@@ -148,6 +148,21 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+@contextmanager
+def plain_log() -> Iterator[None]:
+    """Warnings of a long-running verb as lines on stderr, each with its time."""
+    import logging
+
+    log = logging.getLogger("skillgraft")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
 def outcome(written: WrittenFolder) -> dict[str, Any]:
     """What apply and remove did, for machines."""
     return {

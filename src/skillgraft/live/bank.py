@@ -5,7 +5,7 @@
         model(**batch)          # or model.generate(…)
 
 The model's numbers are never written: rows without a skill are the base's own, bit for bit. The others agree with `grafted` to
-rounding. What is answered is fixed when `rows` is entered; skills may come and go meanwhile, also in other threads. Refused:
+rounding. What is answered is fixed when `rows` is called; skills may come and go meanwhile, also in other threads. Refused:
 grafts of another base, parameters that cannot differ from row to row, names that are not held.
 """
 
@@ -15,9 +15,8 @@ import math
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,25 +112,13 @@ class SkillBank:
             for rows in [rows for rows in self._batches if any(digest == part for key in rows for part, _ in key)]:
                 del self._batches[rows]
 
-    @contextmanager
-    def rows(self, rows: Sequence[Row]) -> Iterator[None]:
+    def rows(self, rows: Sequence[Row]) -> EnteredRows:
         """Answer row i of every batch of the model with rows[i]: a name, a mapping name → scale, or None for the base.
 
-        A batch of k rows for each entry (beams, choices) gives all of them that entry's skill.
+        A batch of k rows for each entry (beams, choices) gives all of them that entry's skill. What is answered is fixed by this
+        call, which raises whatever is wrong with it. What it gives may be entered again and again, as for every token of a text.
         """
-        if any(entered.token is self._token for entered in _UNDER_WAY.get()):
-            raise InputError("rows() is entered already; leave it before the next batch")
-        entered = UnderWay(self._token, self._batch(rows))
-        reset = _UNDER_WAY.set((*_UNDER_WAY.get(), entered))
-        try:
-            yield
-        finally:
-            _UNDER_WAY.reset(reset)
-        if any(entered.batch.touched) and not entered.asked:
-            raise RunError(
-                "no module of the bank's model ran inside rows(), so no skill had any effect: ask the model that the bank was "
-                "made for, in the thread that entered rows(), and make a bank before the model is compiled"
-            )
+        return EnteredRows(UnderWay(self._token, self._batch(rows)))
 
     def _batch(self, rows: Sequence[Row]) -> RowBatch:
         if isinstance(rows, str) or not rows:
@@ -196,6 +183,28 @@ class SkillBank:
         if held is None:
             raise InputError(f"no skill {name!r} is held; {did_you_mean(str(name), self._held)}")
         return held
+
+
+class EnteredRows:
+    """The rows of a batch, to be entered with `with`."""
+
+    def __init__(self, entered: UnderWay) -> None:
+        self._entered = entered
+        self._reset: Token[Any] | None = None
+
+    def __enter__(self) -> None:
+        if any(entered.token is self._entered.token for entered in _UNDER_WAY.get()):
+            raise InputError("rows() is entered already; leave it before the next batch")
+        self._reset = _UNDER_WAY.set((*_UNDER_WAY.get(), self._entered))
+
+    def __exit__(self, kind: object, *_rest: object) -> None:
+        assert self._reset is not None
+        _UNDER_WAY.reset(self._reset)
+        if kind is None and any(self._entered.batch.touched) and not self._entered.asked:
+            raise RunError(
+                "no module of the bank's model ran inside rows(), so no skill had any effect: ask the model that the bank was "
+                "made for, in the thread that entered rows(), and make a bank before the model is compiled"
+            )
 
 
 class _Hook:

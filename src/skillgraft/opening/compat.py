@@ -107,6 +107,28 @@ def in_one_format(model: nn.Module, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
+def key_value_cache(layers: list[Any], new: Callable[[], Any]) -> Any:
+    """A cache of transformers over layers of our own, each with `append`, `length`; `new` makes those that are missing.
+
+    transformers asks a cache for three things only: to take keys and values in, its length, and the sizes of a mask.
+    """
+    cache_class = _private("transformers.cache_utils", "Cache")
+
+    def update(_cache: Any, keys: Tensor, values: Tensor, layer_idx: int, *_args: Any, **_options: Any) -> Any:
+        while len(layers) <= layer_idx:
+            layers.append(new())
+        return layers[layer_idx].append(keys, values)
+
+    def length(_cache: Any, _layer_idx: int = 0, **_options: Any) -> int:
+        return int(layers[0].length) if layers else 0
+
+    def mask_sizes(_cache: Any, query_length: int, _layer_idx: int = 0) -> tuple[int, int]:
+        return length(_cache) + query_length, 0
+
+    own = {"update": update, "get_seq_length": length, "get_query_offset": length, "get_mask_sizes": mask_sizes}
+    return type("OwnCache", (cache_class,), own)(layers=[])
+
+
 def _private(module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)

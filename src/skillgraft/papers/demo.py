@@ -40,11 +40,13 @@ PLAN = TrainingPlan(lr=0.02, batch_size=16, steps=60)
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo made: the table, the grafts by name, and the report's page."""
+    """What the demo made: the table, the grafts by name, the report's page, and a folder of the skills alone, with their base."""
 
     result: Result
     grafts: Mapping[str, Path]
     page: Path
+    skills: Path
+    base: str
 
 
 def demo(out: str | Path, *, base: str | None = None, on_step: Callable[[Step, int, int], None] | None = None) -> Demo:
@@ -63,7 +65,11 @@ def demo(out: str | Path, *, base: str | None = None, on_step: Callable[[Step, i
     page = target / "report.html"
     page.unlink(missing_ok=True)
     report([shown], page, title="skillgraft demo")
-    return Demo(result, {task: shown / f"{task}.safetensors" for task in TASKS}, page)
+    skills = target / "skills"
+    skills.mkdir(exist_ok=True)
+    for task in TASKS:
+        graft_file.save(store.read(course.graft(task)), skills / f"{task}.safetensors", overwrite=True)
+    return Demo(result, {task: shown / f"{task}.safetensors" for task in TASKS}, page, skills, course.base)
 
 
 def _copy(course: _Course, store: Store, shown: Path) -> None:

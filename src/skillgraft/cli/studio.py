@@ -1,0 +1,17 @@
+"""skillgraft studio"""
+
+from __future__ import annotations
+
+from skillgraft.cli import serving
+
+run = serving.verb(
+    """Open a page on which to try skills: side by side, scaled, several at once.
+
+    \b
+    Example
+      skillgraft studio BASE --skills DIR
+
+    The same server as `serve`, with a page at /. Nothing is fetched from elsewhere.
+    """,
+    page=True,
+)
