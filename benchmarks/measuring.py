@@ -64,13 +64,17 @@ class Measured:
 
 
 def interleaved(
-    jobs: Mapping[str, Callable[[], object]], *, rounds: int, between: Callable[[], object] = lambda: None
+    jobs: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    between: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds of each job, one after the other within each round, so that all see the same noise of the machine.
 
     The order turns by one from round to round: nobody always follows the same neighbour. `between` runs before every job,
     outside the timing. The first rounds warm everything up and are not counted: memory that a virtual machine has not used
-    before, for one, costs more than a copy does.
+    before, for one, costs more than a copy does. `clock` may be `time.process_time` where others take most of the machine.
     """
     names = list(jobs)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -78,9 +82,9 @@ def interleaved(
         turn = round_number % len(names)
         for name in names[turn:] + names[:turn]:
             between()
-            start = time.perf_counter()
+            start = clock()
             jobs[name]()
-            elapsed = time.perf_counter() - start
+            elapsed = clock() - start
             if round_number >= _WARM_UP:
                 seconds[name].append(elapsed)
     return seconds

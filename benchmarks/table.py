@@ -91,6 +91,25 @@ BENCHMARKS: dict[str, Benchmark] = {
             Bar("held_64", "the same with 64 grafts held", 2.0, "ms", "peft (last column)"),
         ),
     ),
+    "bank": Benchmark(
+        "a batch in which every row has another skill",
+        (
+            Bar(
+                "minilm",
+                "64 skills of 10⁻⁴ in one batch of 64 × 32 tokens, MiniLM",
+                0.90,
+                "×",
+                "the base alone",
+                at_least=True,
+            ),
+            Bar("mpnet", "the same, MPNet", 0.95, "×", "the base alone", at_least=True),
+            Bar(
+                "smollm2", "32 skills, one token for 32 sequences, SmolLM2", 0.85, "×", "the base alone", at_least=True
+            ),
+            Bar("held", "a batch with 1,000 skills held", 1.05, "×", "1 held"),
+            Bar("bytes", "memory of a skill, per entry", 40, "bytes", "—"),
+        ),
+    ),
     "startup": Benchmark(
         "how long Python and the command take to start",
         (

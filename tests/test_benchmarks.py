@@ -13,6 +13,7 @@ FIGURES = {
     "extract": {"ratio"},
     "memory": {"apply", "apply_growth", "extract", "extract_growth"},
     "switch": {"held_1", "held_64"},
+    "bank": {"minilm", "mpnet", "smollm2", "held", "bytes"},
     "startup": {"import", "help"},
     "evaluation": {"throughput"},
     "evaluate_tuned": {"time", "peak"},

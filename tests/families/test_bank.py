@@ -1,7 +1,8 @@
-"""SkillBank on every architecture: rows of a mixed batch as `grafted` answers them, rows without a skill with the base's own bits."""
+"""SkillBank on every architecture: each row as `grafted` answers it, rows without a skill the base's own bits."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skillgraft import SkillBank
+from skillgraft import SkillBank, extract
 from skillgraft.errors import InputError
 from skillgraft.live.row_forms import RowForms
 from tests.families.architectures import FAMILIES, Family, load
@@ -130,14 +131,10 @@ def test_what_has_no_per_row_form_is_refused_by_name(name: str, pair: Pairs) -> 
     model = load(family, pair(family, "float32")[0], "float32")
     refused = RowForms(model).refusals([parameter])
     assert list(refused) == [parameter]
-    import re
-
     assert re.search(reason, refused[parameter])
 
 
 def test_a_graft_with_such_a_parameter_is_not_held(pair: Pairs) -> None:
-    from skillgraft import extract
-
     family = FAMILIES["t5"]
     base, tuned = pair(family, "float32")
     graft, bank = extract(base, tuned), SkillBank(load(family, base, "float32"))

@@ -77,6 +77,8 @@ class RowBatch:
         if module.kind == EMBEDDING:
             return output if change is None else change.embedded(given, output, module)
         output = output.contiguous()
+        if torch.is_grad_enabled():
+            output = output.clone()  # what a graph has seen is not written to
         if change is not None:
             source = given
             if module.kind == NORM:

@@ -71,23 +71,23 @@ class ModuleChange:
         return self._once(("counts",), lambda: np.bincount(self.row, minlength=self.rows))
 
     def _flat(self, given: Tensor, output: Tensor, tokens: int) -> Tensor:
-        """Entries one after the other; token t of a row is a view of the flattened tensors that begins t widths further on."""
+        """Entries one after the other, token by token: indices into the flattened tensors."""
         wide, narrow = given.shape[-1], output.shape[-1]
-        indices = self._once(("flat", tokens, wide, narrow), lambda: self._flat_indices(tokens, wide, narrow))
-        inputs, outputs, delta, constant = indices
+        inputs, outputs, delta, constant = self._once(
+            ("flat", tokens, wide, narrow), lambda: self._starts(tokens, wide, narrow)
+        )
+        if tokens > 1:  # made anew: kept, they would take eight bytes for every entry of every token
+            step = torch.arange(tokens, device=self.device)[:, None]
+            inputs, outputs = (inputs + step * wide).view(-1), (outputs + step * narrow).view(-1)
         flat = output.reshape(-1)
-        taken = self._shifted(given.reshape(-1), tokens, wide).gather(1, inputs)
-        self._shifted(flat, tokens, narrow).scatter_add_(1, outputs, _weighed(taken, delta, constant, flat.dtype))
+        taken = given.reshape(-1).gather(0, inputs).view(tokens, -1)
+        flat.scatter_add_(0, outputs, _weighed(taken, delta, constant, flat.dtype).view(-1))
         return flat.view(output.shape)
 
-    def _shifted(self, flat: Tensor, tokens: int, width: int) -> Tensor:
-        """Overlapping views of a flattened (rows, tokens, width) tensor: line t begins t widths further on."""
-        return flat.as_strided((tokens, (self.rows * tokens - tokens + 1) * width), (width, 1))
-
-    def _flat_indices(self, tokens: int, wide: int, narrow: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _starts(self, tokens: int, wide: int, narrow: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         inputs = self._tensor(self.row * (tokens * wide) + np.maximum(self.inputs, 0))
         outputs = self._tensor(self.row * (tokens * narrow) + self.outputs)
-        return (inputs.expand(tokens, -1), outputs.expand(tokens, -1), *self._weights(self.inputs, self.numbers))
+        return (inputs, outputs, *self._weights(self.inputs, self.numbers))
 
     def _rectangular(self, given: Tensor, output: Tensor, tokens: int) -> Tensor:
         inputs, outputs, delta, constant = self._once(("rectangle", tokens), lambda: self._rectangle(tokens))
