@@ -85,6 +85,7 @@ def run(
     from skillgraft.compose.rules import check_rule, combine
     from skillgraft.files import atomic, graft_file
     from skillgraft.tasks.data import Data
+    from skillgraft.values.info import FORMATS
 
     atomic.check_target(out)
     named = {
@@ -108,7 +109,7 @@ def run(
         search = result.info["recipe"]["search"]
         chosen = search["best"]["scale"]
         recipe |= {**result.info["recipe"], "scale": chosen}
-        more, lines = {"scale": chosen, "search": search}, _table(search)
+        more, lines = {"scale": chosen, "search": search, "format": FORMATS["scales"]}, _table(search)
     else:
         result = combine(parts, **asked)
         result = result & graft_file.load_region(inside) if inside else result

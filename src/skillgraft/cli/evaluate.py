@@ -103,7 +103,8 @@ def run(
     folders = _by_name(tuned or [])
     grafts = {name: output.load_graft(path) for name, path in _by_name(graft or []).items()}
     if together and grafts:
-        grafts["+".join(Path(name).stem for name in grafts)] = total(list(grafts.values()))
+        recipe = {"rule": "sum", "grafts": [each.digest for each in grafts.values()]}
+        grafts["+".join(Path(name).stem for name in grafts)] = total(list(grafts.values())).with_info(recipe=recipe)
     data = Data(shots, train_rows, validation_rows, test_rows, seed, readout, max_length)
     splits = [split, *(["validation"] if temperature or shift else [])]
     tasks = _checked_tasks(task, data, splits)
@@ -126,7 +127,8 @@ def run(
         found = replace(found, predictions={name: {**found[name], **more[name]} for name in found})
     if save:
         found.save(save)
-    results = found.summaries()
+    facts = found.as_json(split=split)
+    results = facts["tasks"]
     if record:
         _record(graft or [], results, split)
     examples = found.examples(answers)
@@ -135,7 +137,6 @@ def run(
         for name, models in results.items()
         for line in [*output.score_table(name, models), *output.answer_lines(examples.get(name, ())), ""]
     ]
-    facts = {"readout": found.readout, "split": split, "tasks": results}
     facts |= {"examples": examples} if examples else {}
     repairs = found.repaired()
     facts |= {"repaired": repairs} if repairs else {}

@@ -57,6 +57,7 @@ def run(
     from skillgraft.files import atomic, graft_file
     from skillgraft.tasks.data import Data, load_tasks
     from skillgraft.tasks.plain_text import as_rows
+    from skillgraft.values.info import FORMATS
 
     atomic.check_target(out)
     skill = output.load_graft(graft)
@@ -90,7 +91,7 @@ def run(
         *output.digest_lines({out.name: found.digest}),
     ]
     output.show(
-        {"out": str(out), "digest": found.digest, **facts},
+        {"format": FORMATS["scales"], "out": str(out), "digest": found.digest, **facts},
         as_json=json,
         lines=[*lines, *output.columns(table, header=header)],
     )

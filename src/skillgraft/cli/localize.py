@@ -196,6 +196,7 @@ def _graft(
 ) -> None:
     from skillgraft.regions.localize import localize
     from skillgraft.regions.search import CURVES
+    from skillgraft.values.info import FORMATS
 
     with output.running("localizing", **run_as) as runtime:
         located = localize(base, tuned, task=task, method=method, data=data, out=out, runtime=runtime, **asked)
@@ -204,7 +205,8 @@ def _graft(
     graft, size, scores = located.graft, out.stat().st_size, located.scores
     next_commands = list(hints(located, command=sys.argv[1:], out=out))
     facts = {
-        "out": str(out), "entries": len(graft), "density": graft.region.density, "method": method, "bytes": size,
+        "format": FORMATS["localization"], "out": str(out), "entries": len(graft),
+        "density": graft.region.density, "method": method, "bytes": size,
         "scale": graft.scale, "digest": graft.digest,
         "validation": scores, "curve": list(located.curve), "curve_kind": asked["curve"] if located.curve else None,
         "by_layer": graft.region.by_layer(), "by_kind": graft.region.by_kind(),

@@ -26,7 +26,7 @@ from skillgraft.papers.vectors import (
     trained_in,
     vector,
 )
-from skillgraft.report.numbers import Unit
+from skillgraft.values.printing import Unit
 
 TASKS = ("sst2", "ag_news", "trec", "subj", "cr", "mpqa", "mrpc", "snli")
 CONTROLS = ("rte",)  # P2's control task for texts
