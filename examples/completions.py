@@ -24,7 +24,7 @@ from skillgraft import Data, TrainingPlan, evaluate, finetune, localize
 from skillgraft.files import atomic
 from skillgraft.measure.summary import summary
 from skillgraft.predictions.completions import Completions, side_by_side
-from skillgraft.report.from_values import cell_of
+from skillgraft.report.value_sheets import cell_of
 from skillgraft.report.sheet import Cell, Result, Sheet, markdown, save_result
 from skillgraft.values.graft import Graft
 

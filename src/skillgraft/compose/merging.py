@@ -125,21 +125,21 @@ def joined(grafts: Sequence[Graft], join: Join) -> Graft:
     before: dict[str, Array] = {}
     change: dict[str, Array] = {}
     for name in sorted({name for graft in ordered for name in graft.region}):
-        at, places = _aligned([graft.region.sites.get(name) for graft in ordered], math.prod(scope.shapes[name]))
-        old = _before(name, len(at), ordered, places)
-        new, kept = _in_blocks(_rows(name, len(at), ordered, places), join)
+        at, positions = _aligned([graft.region.sites.get(name) for graft in ordered], math.prod(scope.shapes[name]))
+        old = _before(name, len(at), ordered, positions)
+        new, kept = _in_blocks(_rows(name, len(at), ordered, positions), join)
         if kept.any():
             sites[name], before[name], change[name] = (sealed(numbers[kept]) for numbers in (at, old, new))
     region = Region(scope, sites)
     return Graft(region, before, change, form="arithmetic", base_fingerprint=ordered[0].base_fingerprint)
 
 
-def _rows(name: str, size: int, grafts: Sequence[Graft], places: Sequence[Indices | None]) -> Floats:
+def _rows(name: str, size: int, grafts: Sequence[Graft], positions: Sequence[Indices | None]) -> Floats:
     """The deltas of one parameter: a row for each graft, a column for each site of any; -0.0 where it has none."""
     rows = np.full((len(grafts), size), -0.0)
-    for row, graft, place in zip(rows, grafts, places, strict=True):
-        if place is not None:
-            row[place] = graft.delta(name)
+    for row, graft, position in zip(rows, grafts, positions, strict=True):
+        if position is not None:
+            row[position] = graft.delta(name)
     return rows
 
 
@@ -197,16 +197,20 @@ def _aligned(parts: Sequence[Indices | None], size: int) -> tuple[Indices, list[
     return np.flatnonzero(taken), [None if part is None else rank[part] for part in parts]
 
 
-def _before(name: str, size: int, grafts: Sequence[Graft], places: Sequence[Indices | None]) -> Array:
+def _before(name: str, size: int, grafts: Sequence[Graft], positions: Sequence[Indices | None]) -> Array:
     """The base's numbers at the sites of all; grafts that disagree about one are not of one base."""
-    parts = [(graft.before[name], place) for graft, place in zip(grafts, places, strict=True) if place is not None]
+    parts = [
+        (graft.before[name], position)
+        for graft, position in zip(grafts, positions, strict=True)
+        if position is not None
+    ]
     formats = sorted({str(numbers.dtype) for numbers, _ in parts})
     if len(formats) > 1:
         raise WrongBase(f"{name}: the grafts hold {listed(formats)} numbers; combine grafts of one format")
     result = np.empty(size, parts[0][0].dtype)
-    for numbers, place in parts:
-        result[place] = numbers
-    differ = sum(int((bits(result[place]) != bits(numbers)).sum()) for numbers, place in parts)
+    for numbers, position in parts:
+        result[position] = numbers
+    differ = sum(int((bits(result[position]) != bits(numbers)).sum()) for numbers, position in parts)
     if differ:
         raise WrongBase(f"{name}: the grafts disagree about the base's number at {differ} shared sites")
     return result

@@ -229,7 +229,7 @@ def _check_folder(base: Path, folder: Path, *, convert: bool) -> None:
 def _reporter(runtime: Runtime, rows: TaskRows, split: str, index: int, total: int) -> Callable[[str, int, int], None]:
     """Progress over the rows of all tasks and models."""
     sizes = {task: len(rows.examples(task, split)) for task in rows.readouts}
-    before = {task: sum(list(sizes.values())[:place]) for place, task in enumerate(sizes)}
+    before = {task: sum(list(sizes.values())[:at]) for at, task in enumerate(sizes)}
 
     def report(task: str, done: int, _of: int) -> None:
         runtime.progress(index * sum(sizes.values()) + before[task] + done, total, {"task": task})

@@ -46,9 +46,9 @@ class Matrix:
         """Every cell from the names of its row and column."""
         return cls(tuple(rows), tuple(columns), tuple(tuple(cell(row, column) for column in columns) for row in rows))
 
-    def __getitem__(self, place: tuple[str, str]) -> Estimate:
+    def __getitem__(self, cell: tuple[str, str]) -> Estimate:
         """The cell of (row, column)."""
-        row, column = place
+        row, column = cell
         for name, known in ((row, self.rows), (column, self.columns)):
             if name not in known:
                 raise InputError(f"this table has no {name!r}; {did_you_mean(name, known)}")

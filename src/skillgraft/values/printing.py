@@ -21,8 +21,8 @@ def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> 
         if header
         else [[str(cell) for cell in row] for row in rows]
     )
-    widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))] if table else []
-    right = [all(_is_number(row[place]) for row in table[bool(header) :]) for place in range(len(widths))]
+    widths = [max(len(row[at]) for row in table) for at in range(len(table[0]))] if table else []
+    right = [all(_is_number(row[at]) for row in table[bool(header) :]) for at in range(len(widths))]
     return [
         "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
         for row in table
@@ -113,7 +113,7 @@ def human_bytes(count: float) -> str:
 
 
 def _as_percent(value: float) -> str:
-    """One place; below that one digit, down to a millionth: the density of a graft is no 0.0."""
+    """One decimal; below that one digit, down to a millionth: the density of a graft is no 0.0."""
     percents = 100 * value
     return f"{percents:.1g}" if 5e-5 <= abs(percents) < 0.05 else f"{percents:z.1f}"
 

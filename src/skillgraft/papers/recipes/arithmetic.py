@@ -396,14 +396,14 @@ def _costs(words: str, samples: Sequence[Skill], methods: Sequence[str]) -> list
 
 
 def _measured(skill: Skill, methods: Sequence[str]) -> Step:
-    from skillgraft.training.costs import Way, training_costs
+    from skillgraft.training.costs import Setup, training_costs
 
-    def way(method: str) -> Way:
+    def setup(method: str) -> Setup:
         inside: Any = trained_in(skill, method) if METHODS[method].region else None  # a region once the step runs
-        return Way(skill.plan.with_changes(**METHODS[method].changes), inside)
+        return Setup(skill.plan.with_changes(**METHODS[method].changes), inside)
 
-    every = {method: way(method) for method in methods}
-    return Step(training_costs, {"base": skill.profile.base, "task": skill.task, "ways": every, "data": skill.data})
+    every = {method: setup(method) for method in methods}
+    return Step(training_costs, {"base": skill.profile.base, "task": skill.task, "setups": every, "data": skill.data})
 
 
 RECIPES: Mapping[str, Recipe] = {
