@@ -10,19 +10,16 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import (
-    DeviceName,
-    FormatName,
+    MACHINE,
+    ROWS_200,
     GraftFiles,
     Head,
     Json,
-    MaxLength,
+    MachineAsked,
     Out,
     Points,
-    ReadoutName,
-    Seed,
-    Shots,
-    TrainRows,
-    ValidationRows,
+    RowsAsked,
+    sharing,
 )
 from skillgraft.errors import InputError
 
@@ -33,6 +30,7 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 
+@sharing(data=ROWS_200, run_as=MACHINE)
 def run(
     grafts: GraftFiles,
     out: Out,
@@ -61,15 +59,10 @@ def run(
     task: Annotated[list[str] | None, typer.Option(metavar="T", help="auto: the tasks, in the grafts' order.")] = None,
     per_task_scales: Annotated[bool, typer.Option("--per-task-scales", help="auto: one scale for each graft.")] = False,
     points: Points = 21,
-    validation_rows: ValidationRows = 200,
-    shots: Shots = None,
-    train_rows: TrainRows = None,
-    seed: Seed = 0,
-    readout: ReadoutName = "auto",
-    max_length: MaxLength = None,
-    device: DeviceName = None,
-    dtype: FormatName = None,
     json: Json = False,
+    *,
+    data: RowsAsked,
+    run_as: MachineAsked,
 ) -> None:
     """Make one graft of several: add, subtract, unite, merge.
 
@@ -84,7 +77,6 @@ def run(
     """
     from skillgraft.compose.rules import check_rule, combine
     from skillgraft.files import atomic, graft_file
-    from skillgraft.tasks.data import Data
     from skillgraft.values.info import FORMATS
 
     atomic.check_target(out)
@@ -103,9 +95,8 @@ def run(
     if factor is None:
         if inside or outside:
             raise InputError("--scale auto does not restrict: restrict each graft first, with combine G --inside R")
-        data = Data(shots, train_rows, validation_rows, None, seed, readout, max_length)
         asked |= {"per_task_scales": per_task_scales, "points": points}
-        result = _searched(parts, base, task, data, asked, {"device": device, "dtype": dtype})
+        result = _searched(parts, base, task, data, asked, run_as)
         search = result.info["recipe"]["search"]
         chosen = search["best"]["scale"]
         recipe |= {**result.info["recipe"], "scale": chosen}
