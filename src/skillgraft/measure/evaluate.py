@@ -42,8 +42,8 @@ Models = Mapping[str, AnyPredictions]
 class Evaluation:
     """What every model answered about every task: `found[task][model]`, and the readout that was used.
 
-    `tuned` names the models that shares and gains are relative to: the first one counts. `controls` are the tasks that no model
-    was meant to change.
+    `tuned` names the models that shares and gains are relative to: the one that was tuned on this very task, else the first.
+    `controls` are the tasks that no model was meant to change.
     """
 
     readout: str
@@ -58,11 +58,13 @@ class Evaluation:
         return iter(self.predictions)
 
     def summaries(self) -> dict[str, dict[str, Any]]:
-        """Task → model → its `summary`: metrics with intervals, compared with base and with the first tuned model."""
+        """Task → model → its `summary`: metrics with intervals, compared with base and with a tuned model."""
         return {task: self._summaries(models) for task, models in self.predictions.items()}
 
     def _summaries(self, models: Models) -> dict[str, Any]:
-        base, tuned = models.get(BASE), models[self.tuned[0]] if self.tuned else None
+        base = models.get(BASE)
+        own = [name for name in self.tuned if models[name].made_by.get("tasks") == models[name].task]
+        tuned = models[[*own, *self.tuned][0]] if self.tuned else None
         return {
             name: summary(each, base=None if each is base else base, tuned=None if each is tuned else tuned)
             for name, each in models.items()
