@@ -42,7 +42,7 @@ def test_the_first_screen_says_what_there_is(page: str, runs: Path) -> None:
     with_it = 100 * models["a.safetensors"]["score"]["value"]
     size = f"4 numbers, {(runs / 'a.safetensors').stat().st_size / 1000:.1f} kB ("
     assert f"<strong>a:</strong> {size}" in text
-    assert f"toy {with_it:.1f} % (base {100 * models['base']['score']['value']:.1f})" in text
+    assert f"toy {with_it:.1f} % (base {100 * models['base']['score']['value']:.1f} %)" in text
     assert "<strong>b:</strong> 2 numbers" in text
     assert "no scores were found" in text
     figures = re.findall(r'data-draws="([^"]+)"', text)
