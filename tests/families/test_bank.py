@@ -1,4 +1,4 @@
-"""SkillBank on every architecture: rows of a mixed batch as `grafted` answers them, rows without a skill with the base's own bits."""
+"""SkillBank on every architecture: rows of a mixed batch as `grafted` answers them, rows without one with the base's bits."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from skillgraft.folders.extract import extract
 from skillgraft.live.grafted import tensors_of
 from skillgraft.measure.evaluate import Evaluation, evaluate
 from skillgraft.predictions.predictions import Predictions
-from skillgraft.readouts.loading import Loader
+from skillgraft.readouts.readouts import Loader
 from skillgraft.report.artefacts import find
 from skillgraft.task_model import TaskModel
 from skillgraft.tasks.data import Data
