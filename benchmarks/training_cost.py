@@ -16,7 +16,7 @@ from skillgraft.live.grafted import tensors_of
 from skillgraft.regions.choose import random_region
 from skillgraft.regions.sensitivity import DENSITY, least_sensitive
 from skillgraft.task_model import TaskModel
-from skillgraft.training.costs import Cost, Way, step_costs
+from skillgraft.training.costs import Cost, Setup, step_costs
 from skillgraft.training.loop import Course, Training, train
 from skillgraft.training.methods import prepare
 from skillgraft.training.plan import TrainingPlan
@@ -30,10 +30,10 @@ def measure(settings: Settings) -> Measured:
     """step, peak: TaLoS / full; linear_step, linear_peak: linearised / TaLoS."""
     opened, readout = minilm()
     course = Course(readout, made_up_rows(_BATCH), ())
-    ways = {name: Way(_PLAN.with_changes(method=name)) for name in ("full", "linear", "lora")}
-    ways |= {name: Way(_PLAN, inside=region) for name, region in _regions(opened, course, settings).items()}
+    setups = {name: Setup(_PLAN.with_changes(method=name)) for name in ("full", "linear", "lora")}
+    setups |= {name: Setup(_PLAN, inside=region) for name, region in _regions(opened, course, settings).items()}
     found = {
-        cost.name: cost for cost in step_costs(opened.model, [course], ways, steps=2 if settings.small else _STEPS)
+        cost.name: cost for cost in step_costs(opened.model, [course], setups, steps=2 if settings.small else _STEPS)
     }
     full, linear, talos = (found[name] for name in ("full", "linear", "talos"))
     seconds = ", ".join(f"{name} {1000 * cost.step_seconds:.0f} ms" for name, cost in found.items())

@@ -24,8 +24,8 @@ from skillgraft import Data, TrainingPlan, evaluate, finetune, localize
 from skillgraft.files import atomic
 from skillgraft.measure.summary import summary
 from skillgraft.predictions.completions import Completions, side_by_side
-from skillgraft.report.from_values import cell_of
 from skillgraft.report.sheet import Cell, Result, Sheet, markdown, save_result
+from skillgraft.report.value_sheets import cell_of
 from skillgraft.values.graft import Graft
 
 SETS = ("nl2bash", "pronounce", "countries", "translate_fr")

@@ -26,7 +26,7 @@ def bars(scores: Sheet) -> Sheet:
 
 def main() -> None:
     demo, target = map(Path, sys.argv[1:])
-    scores = load_result(demo / "artefacts" / "scores.json").sheets[0]
+    scores = load_result(demo / "scores.json").sheets[0]
     with tempfile.TemporaryDirectory() as folder:
         written = write_figure(bars(scores), Path(folder) / "picture.html")
         drawn = [file for file in written.files if file.suffix == ".svg"]

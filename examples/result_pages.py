@@ -16,8 +16,8 @@ from shlex import quote
 from typing import Any
 
 from skillgraft.errors import InputError, did_you_mean
-from skillgraft.report.numbers import shown
 from skillgraft.report.sheet import Cell, Result, Sheet, load_result, markdown
+from skillgraft.values.printing import shown
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -17,8 +17,8 @@ from skillgraft.papers.profile import Profile
 from skillgraft.papers.recipe import Draft, Recipe, Wanted
 from skillgraft.papers.recipes import RECIPES
 from skillgraft.readouts.linear import plan_linear
-from skillgraft.readouts.loading import READOUTS
 from skillgraft.readouts.readout import Options, Plan
+from skillgraft.readouts.readouts import READOUTS
 from skillgraft.regions.methods import METHODS, MethodResult
 from skillgraft.regions.problem import Problem
 from skillgraft.regions.ranking import Ranking

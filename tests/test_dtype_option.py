@@ -140,7 +140,7 @@ def test_a_narrower_format_is_refused_where_something_is_learned(
     own: str, held: str, folder: Folder, tasks: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, tuned, runtime = folder(own), folder(own, "tuned"), Runtime(dtype=held)
-    monkeypatch.setattr("skillgraft.readouts.loading.Loader.__call__", None)
+    monkeypatch.setattr("skillgraft.readouts.readouts.Loader.__call__", None)
     refused: list[Callable[[], object]] = [
         lambda: finetune(base, tasks[:1], out=tmp_path / "out", runtime=runtime),
         lambda: localize(base, tuned, task=tasks[0], entries=5, out=tmp_path / "out", runtime=runtime),

@@ -158,7 +158,7 @@ def test_nothing_prints_below_the_command_line(path: Path) -> None:
 UNPACKING = {"opening/unpack.py": {"source.load"}}
 LOADING = {
     "Loader": "task_model.py",
-    "source.load": "readouts/loading.py",
+    "source.load": "readouts/readouts.py",
     "auto_class.from_pretrained": "opening/source.py",
     "PeftModel.from_pretrained": "opening/adapters.py",  # puts an adapter on a model that is there
 }
@@ -202,7 +202,7 @@ def test_only_the_task_model_loads_models(path: Path) -> None:
     [
         ("import transformers\ntransformers.AutoModel.from_pretrained(x)", "transformers.AutoModel.from_pretrained", "AutoModel"),
         ("from transformers import BertForMaskedLM as B\nB.from_pretrained(x)", "B.from_pretrained", "BertForMaskedLM"),
-        ("from skillgraft.readouts import loading\nloading.Loader(plan)", "loading.Loader", ""),
+        ("from skillgraft.readouts import readouts\nreadouts.Loader(plan)", "readouts.Loader", ""),
         ("opened.source.load(name)", "opened.source.load", ""),
     ],
 )  # fmt: skip

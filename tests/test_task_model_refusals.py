@@ -84,7 +84,7 @@ def test_a_repeated_name_is_refused_before_anything_is_loaded(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("skillgraft.readouts.loading.Loader.__call__", _no_weights)
+    monkeypatch.setattr("skillgraft.readouts.readouts.Loader.__call__", _no_weights)
     with pytest.raises(InputError, match=r"each name once, found (animals, )?films, films"):
         NAMESAKES[verb](place / "encoder", namesakes, stranger, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -112,7 +112,7 @@ def test_a_repeated_name_on_the_command_line(words: tuple[str, ...], run: Run) -
 def test_a_device_that_is_not_there_is_refused_in_words(
     device: str, place: Path, tasks: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skillgraft.readouts.loading.Loader.__call__", _no_weights)
+    monkeypatch.setattr("skillgraft.readouts.readouts.Loader.__call__", _no_weights)
     base, runtime = place / "encoder", Runtime(device=device)
     refused: list[Callable[[], object]] = [
         lambda: TaskModel.open(base, tasks[:1], device=device),

@@ -29,8 +29,8 @@ from skillgraft.opening.runtime import MixedPrecision
 from skillgraft.opening.source import Source
 from skillgraft.predictions.predict import by_length, on_device, predict
 from skillgraft.predictions.predictions import AnyPredictions
-from skillgraft.readouts.loading import Loader, choose_plan
 from skillgraft.readouts.readout import Batch, Encoded, Options, Plan, Readout, loss_of, units_of
+from skillgraft.readouts.readouts import Loader, choose_plan
 from skillgraft.tasks import Examples
 from skillgraft.tasks.data import BatchOrder, Data, Rows, TaskLike, load_tasks
 from skillgraft.values.graft import Graft

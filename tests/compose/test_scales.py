@@ -235,7 +235,7 @@ def test_rows_and_singles_are_checked(
 
 def _no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong with the rows is known before any weights are loaded."""
-    monkeypatch.setattr("skillgraft.readouts.loading.Loader.__call__", None)
+    monkeypatch.setattr("skillgraft.readouts.readouts.Loader.__call__", None)
 
 
 def test_an_opened_base_answers_about_test_rows_too(place: Path, tasks: list[Path]) -> None:

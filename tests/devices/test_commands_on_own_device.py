@@ -21,7 +21,7 @@ from skillgraft.regions.localize import localize
 from skillgraft.regions.pruning import pruning_sensitivity
 from skillgraft.task_model import TaskModel
 from skillgraft.tasks.data import Data
-from skillgraft.training.costs import Way, training_costs
+from skillgraft.training.costs import Setup, training_costs
 from skillgraft.training.finetune import finetune
 from skillgraft.training.linearised import near_linearity
 from skillgraft.training.plan import TrainingPlan
@@ -67,7 +67,7 @@ def test_evaluate_works_on_the_device(device: Where, folder: Path) -> None:
 
 def test_training_costs_are_those_of_the_device(device: Where, folder: Path) -> None:
     with accelerator_on(device), Products() as products:
-        training_costs(folder / "encoder", folder / "films.toml", {"full": Way(QUICK)}, steps=1, data=FEW)
+        training_costs(folder / "encoder", folder / "films.toml", {"full": Setup(QUICK)}, steps=1, data=FEW)
     assert device.type in products.devices
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from skillgraft.live.bottleneck import Adapters
 from skillgraft.predictions.predict import predict
-from skillgraft.training.costs import Way, step_costs
+from skillgraft.training.costs import Setup, step_costs
 from skillgraft.training.loop import Course
 from skillgraft.training.methods import merge_lora
 from skillgraft.training.plan import TrainingPlan
@@ -117,10 +117,10 @@ def test_adapters_from_a_file(device: Where, tmp_path: Path) -> None:
 
 
 def test_costs_of_a_step(device: Where) -> None:
-    ways = {"full": Way(PLAN), "region": Way(PLAN, inside=a_region(tiny_bert()))}
+    setups = {"full": Setup(PLAN), "region": Setup(PLAN, inside=a_region(tiny_bert()))}
     with accelerator_on(device):
-        found = step_costs(tiny_bert().to(device), [a_course()], ways, steps=1)
-    expected = step_costs(tiny_bert(), [a_course()], ways, steps=1)
+        found = step_costs(tiny_bert().to(device), [a_course()], setups, steps=1)
+    expected = step_costs(tiny_bert(), [a_course()], setups, steps=1)
     assert [(c.trained, c.optimizer_bytes, c.peak_bytes) for c in found] == [
         (c.trained, c.optimizer_bytes, c.peak_bytes) for c in expected
     ]

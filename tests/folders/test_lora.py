@@ -190,7 +190,7 @@ def refused(folder, base) -> str:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"peft_type": "IA3"}, "is a IA3 adapter; skillgraft reads LORA. Merge it with peft first (merge_and_unload)"),
         ({"peft_type": None}, "is a None adapter"),
@@ -201,8 +201,8 @@ def refused(folder, base) -> str:
         ({"init_lora_weights": "OLoRA"}, "'olora', which changes the base's own weights"),
     ],
 )
-def test_what_is_not_plain_lora(settings, said, base, tmp_path):
-    assert said in refused(handmade(tmp_path / "a", factors(DENSE, 4, 6), **settings), base)
+def test_what_is_not_plain_lora(settings, message, base, tmp_path):
+    assert message in refused(handmade(tmp_path / "a", factors(DENSE, 4, 6), **settings), base)
 
 
 @pytest.mark.parametrize("part", ["lora_A", "lora_B"])

@@ -22,26 +22,26 @@ from .making import predictions, random_predictions, with_probabilities
 
 
 @settings(max_examples=60, deadline=None)
-@given(said=predictions(padded=True), temperature=st.floats(0.01, 100))
-def test_temperature_never_changes_the_answer(said: Predictions, temperature: float) -> None:
-    assert np.array_equal(at_temperature(said, temperature).predicted, said.predicted)
+@given(answers=predictions(padded=True), temperature=st.floats(0.01, 100))
+def test_temperature_never_changes_the_answer(answers: Predictions, temperature: float) -> None:
+    assert np.array_equal(at_temperature(answers, temperature).predicted, answers.predicted)
 
 
 def test_temperature_keeps_the_answer_where_rounding_makes_a_tie() -> None:
     one = np.float32(1)
     scores = np.stack([[one, np.nextafter(one, np.float32(2))]] * 2 + [[np.float32(0), np.float32(1e-45)]] * 2)
-    said = Predictions(scores, [1, 1, 1, 1], task="toy")
+    answers = Predictions(scores, [1, 1, 1, 1], task="toy")
     for temperature in np.linspace(1.01, 50, 200):
-        assert at_temperature(said, float(temperature)).predicted.tolist() == [1, 1, 1, 1]
+        assert at_temperature(answers, float(temperature)).predicted.tolist() == [1, 1, 1, 1]
 
 
 def test_temperature_by_hand() -> None:
-    said = Predictions([[2.0, 0.0, -np.inf]], [0], task="toy", made_by={"model": "m"})
-    halved = at_temperature(said, 2.0)
+    answers = Predictions([[2.0, 0.0, -np.inf]], [0], task="toy", made_by={"model": "m"})
+    halved = at_temperature(answers, 2.0)
     assert halved.scores.tolist() == [[1.0, 0.0, -np.inf]]
     assert halved.made_by == {"model": "m", "temperature": "2.0"}
     assert at_temperature(halved, 0.5).made_by["temperature"] == "2.0 * 0.5"
-    assert at_temperature(said, 1.0).scores.tolist() == said.scores.tolist()
+    assert at_temperature(answers, 1.0).scores.tolist() == answers.scores.tolist()
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, np.inf, np.nan])
@@ -57,21 +57,21 @@ def test_scores_beyond_float32_are_refused() -> None:
 
 def test_fitted_temperature_by_hand() -> None:
     # Logit gap g, right 3 times of 4: confidence ¾ needs g / T = log 3.
-    said = Predictions([[0.0, 5.0]] * 4, [1, 1, 1, 0], task="toy")
-    assert fit_temperature(said) == pytest.approx(5 / np.log(3))
+    answers = Predictions([[0.0, 5.0]] * 4, [1, 1, 1, 0], task="toy")
+    assert fit_temperature(answers) == pytest.approx(5 / np.log(3))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_fitted_temperature_is_the_best_on_a_grid(seed: int) -> None:
-    said = at_temperature(random_predictions(60, 3, seed=seed), 0.3)
-    fitted = fit_temperature(said)
-    best = METRICS["nll"](at_temperature(said, fitted))
-    assert all(best <= METRICS["nll"](at_temperature(said, t)) + 1e-9 for t in fitted * np.geomspace(0.5, 2, 41))
+    answers = at_temperature(random_predictions(60, 3, seed=seed), 0.3)
+    fitted = fit_temperature(answers)
+    best = METRICS["nll"](at_temperature(answers, fitted))
+    assert all(best <= METRICS["nll"](at_temperature(answers, t)) + 1e-9 for t in fitted * np.geomspace(0.5, 2, 41))
 
 
 def test_fitting_undoes_a_temperature() -> None:
-    said = random_predictions(80, 3)
-    assert fit_temperature(at_temperature(said, 0.25)) == pytest.approx(4 * fit_temperature(said), rel=1e-4)
+    answers = random_predictions(80, 3)
+    assert fit_temperature(at_temperature(answers, 0.25)) == pytest.approx(4 * fit_temperature(answers), rel=1e-4)
 
 
 def test_fitting_ignores_missing_choices() -> None:
@@ -88,8 +88,8 @@ def test_fitting_stops_where_there_is_no_best() -> None:
 
 def test_rows_that_are_all_right_ask_for_the_lowest_temperature_despite_rounding() -> None:
     for seed in range(20):
-        said = random_predictions(50, 4, seed=seed)
-        right = Predictions(said.scores, said.predicted, task="toy")
+        answers = random_predictions(50, 4, seed=seed)
+        right = Predictions(answers.scores, answers.predicted, task="toy")
         assert fit_temperature(right) == TEMPERATURES[0]
 
 
@@ -107,8 +107,8 @@ def test_a_temperature_of_another_task_is_refused() -> None:
 
 
 def test_reliability_by_hand() -> None:
-    said = with_probabilities([[0.8, 0.2], [0.9, 0.1], [0.4, 0.6]], [0, 1, 1])
-    found = reliability(said, bins=4)
+    answers = with_probabilities([[0.8, 0.2], [0.9, 0.1], [0.4, 0.6]], [0, 1, 1])
+    found = reliability(answers, bins=4)
     assert found.edges == (0.0, 0.25, 0.5, 0.75, 1.0)
     assert found.counts == (0, 0, 1, 2)
     assert found.confidence == (None, None, pytest.approx(0.6), pytest.approx(0.85))
@@ -116,16 +116,16 @@ def test_reliability_by_hand() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(said=predictions(padded=True), bins=st.integers(1, 30))
-def test_ece_is_the_area_of_the_reliability_diagram(said: Predictions, bins: int) -> None:
-    found = reliability(said, bins=bins)
+@given(answers=predictions(padded=True), bins=st.integers(1, 30))
+def test_ece_is_the_area_of_the_reliability_diagram(answers: Predictions, bins: int) -> None:
+    found = reliability(answers, bins=bins)
     bars = zip(found.counts, found.confidence, found.accuracy, strict=True)
-    area = sum(count * abs(c - a) for count, c, a in bars if count) / len(said)
-    assert area == pytest.approx(calibration_error(bins)(said), abs=1e-12)
-    assert sum(found.counts) == len(said)
+    area = sum(count * abs(c - a) for count, c, a in bars if count) / len(answers)
+    assert area == pytest.approx(calibration_error(bins)(answers), abs=1e-12)
+    assert sum(found.counts) == len(answers)
 
 
 def test_confidence_histogram_by_hand() -> None:
-    said = Predictions([[200.0, 0.0], [0.0, 0.0], [0.0, 0.1]], [0, 0, 0], task="toy")
-    found = confidence_histogram(said, bins=2)
+    answers = Predictions([[200.0, 0.0], [0.0, 0.0], [0.0, 0.1]], [0, 0, 0], task="toy")
+    found = confidence_histogram(answers, bins=2)
     assert (found.edges, found.counts) == ((0.0, 0.5, 1.0), (1, 2))  # exactly ½ is in the lower bin

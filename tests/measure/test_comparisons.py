@@ -31,10 +31,10 @@ def right_on(rows: int, *, of: int = 100, task: str = "toy", metric: str = "accu
 
 
 @settings(max_examples=30, deadline=None)
-@given(said=predictions(padded=True))
-def test_agreement_with_itself_is_1(said: Predictions) -> None:
-    assert agreement(said, said, bootstrap=QUICK) == Estimate(1.0, 1.0, 1.0)
-    assert disentanglement_error([(said, said)] * 2, bootstrap=QUICK) == Estimate(0.0, 0.0, 0.0)
+@given(answers=predictions(padded=True))
+def test_agreement_with_itself_is_1(answers: Predictions) -> None:
+    assert agreement(answers, answers, bootstrap=QUICK) == Estimate(1.0, 1.0, 1.0)
+    assert disentanglement_error([(answers, answers)] * 2, bootstrap=QUICK) == Estimate(0.0, 0.0, 0.0)
 
 
 def test_agreement_counts_answers_not_hits() -> None:

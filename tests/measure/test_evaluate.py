@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import sys
@@ -21,7 +22,8 @@ from skillgraft.folders.extract import extract
 from skillgraft.live.grafted import tensors_of
 from skillgraft.measure.evaluate import Evaluation, evaluate
 from skillgraft.predictions.predictions import Predictions
-from skillgraft.readouts.loading import Loader
+from skillgraft.readouts.readouts import Loader
+from skillgraft.report.artefacts import find
 from skillgraft.task_model import TaskModel
 from skillgraft.tasks.data import Data
 from tests.readouts import making
@@ -185,6 +187,25 @@ def test_an_evaluation_has_a_table(evaluation: Evaluation) -> None:
     kept = evaluation.summaries()["films"]["graft"]
     assert (kept["share_kept"]["value"], kept["relative_gain"]["value"]) == (0.75, 0.5)
     assert "share_kept" not in evaluation.summaries()["films"]["tuned"]
+
+
+def test_a_task_is_compared_with_its_own_tuned_model(evaluation: Evaluation, tmp_path: Path) -> None:
+    """Of several tuned models the one of this very task counts, and a report of all files has one table, not two."""
+    models = dict(evaluation["films"])
+    models["other"] = dataclasses.replace(models["graft"], made_by={"role": "tuned", "tasks": "plays"})
+    models["tuned"] = dataclasses.replace(models["tuned"], made_by={"role": "tuned", "tasks": "films"})
+    several = Evaluation("linear", {"films": models}, ("other", "tuned"))
+    found = several.summaries()["films"]
+    assert found["graft"]["share_kept"] == evaluation.summaries()["films"]["graft"]["share_kept"]
+    assert "share_kept" not in found["tuned"]
+    facts = several.as_json(split="test")
+    assert facts["models"]["other"] == {"role": "tuned", "tasks": "plays"}
+    (tmp_path / "scores.json").write_text(json.dumps(facts))
+    for name, each in models.items():
+        made_by = {**each.made_by, "model": name, "split": "test"}
+        dataclasses.replace(each, made_by=made_by).save(tmp_path / f"{name}.npz")
+    (joined,) = find([tmp_path]).scores()
+    assert joined.models.keys() == models.keys()
 
 
 def test_an_evaluation_is_saved_and_read_again(evaluation: Evaluation, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from skillgraft.measure.metrics import mean_tally
 from .making import answering, predictions, random_predictions
 
 
-def taken(said: Predictions, rows: np.ndarray) -> Predictions:
-    return Predictions(said.scores[rows], said.labels[rows], task=said.task, metric=said.metric)
+def taken(answers: Predictions, rows: np.ndarray) -> Predictions:
+    return Predictions(answers.scores[rows], answers.labels[rows], task=answers.task, metric=answers.metric)
 
 
 def resampled_rows(rows: int, bootstrap: Bootstrap) -> np.ndarray:
@@ -28,22 +28,22 @@ def resampled_rows(rows: int, bootstrap: Bootstrap) -> np.ndarray:
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_draws_are_the_metric_of_the_resampled_rows(classes: int) -> None:
-    said = random_predictions(23, classes, metric="f1" if classes == 2 else "accuracy")
+    answers = random_predictions(23, classes, metric="f1" if classes == 2 else "accuracy")
     bootstrap = Bootstrap(resamples=40, seed=3)
     rows = resampled_rows(23, bootstrap)
     assert rows.shape == (40, 23)
     for name, metric in METRICS.items():
         if metric.of_classes is not None and (name != "f1" or classes == 2):
-            brute = [metric(taken(said, each)) for each in rows]
-            np.testing.assert_allclose(bootstrap.draws([metric.tally(said)])[0], brute, err_msg=name)
+            brute = [metric(taken(answers, each)) for each in rows]
+            np.testing.assert_allclose(bootstrap.draws([metric.tally(answers)])[0], brute, err_msg=name)
 
 
 def test_draws_do_not_depend_on_what_is_drawn_with_them() -> None:
-    said = random_predictions(50, 3)
+    answers = random_predictions(50, 3)
     names, bootstrap = ["ece", "accuracy", "balanced_accuracy"], Bootstrap(resamples=30)
-    together = bootstrap.draws([METRICS[name].tally(said) for name in names])
+    together = bootstrap.draws([METRICS[name].tally(answers) for name in names])
     for draws, name in zip(together, names, strict=True):
-        np.testing.assert_allclose(draws, bootstrap.draws([METRICS[name].tally(said)])[0], rtol=1e-12)
+        np.testing.assert_allclose(draws, bootstrap.draws([METRICS[name].tally(answers)])[0], rtol=1e-12)
 
 
 def test_rows_are_drawn_uniformly_with_replacement() -> None:
@@ -63,8 +63,8 @@ def test_groups_and_seeds_draw_other_rows() -> None:
 
 
 def test_interval_of_accuracy_is_close_to_the_normal_one() -> None:
-    said = answering([1] * 800 + [0] * 200, [1] * 1000)
-    found = interval(said, metric="accuracy", bootstrap=Bootstrap(resamples=4000))
+    answers = answering([1] * 800 + [0] * 200, [1] * 1000)
+    found = interval(answers, metric="accuracy", bootstrap=Bootstrap(resamples=4000))
     half = 1.96 * np.sqrt(0.8 * 0.2 / 1000)
     assert found.value == pytest.approx(0.8)
     assert (found.low, found.high) == (pytest.approx(0.8 - half, abs=0.003), pytest.approx(0.8 + half, abs=0.003))
@@ -73,21 +73,21 @@ def test_interval_of_accuracy_is_close_to_the_normal_one() -> None:
 def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     generator, covered = np.random.default_rng(0), 0
     for trial in range(200):
-        said = answering((generator.random(150) < 0.7).astype(int), [1] * 150)
-        found = interval(said, metric="accuracy", bootstrap=Bootstrap(resamples=400, seed=trial, level=0.9))
+        answers = answering((generator.random(150) < 0.7).astype(int), [1] * 150)
+        found = interval(answers, metric="accuracy", bootstrap=Bootstrap(resamples=400, seed=trial, level=0.9))
         covered += found.low <= 0.7 <= found.high
     assert 0.84 <= covered / 200 <= 0.96
 
 
 @settings(max_examples=40, deadline=None)
-@given(said=predictions(padded=True), seed=st.integers(0, 2**32))
-def test_intervals_of_means_hold_their_value(said: Predictions, seed: int) -> None:
+@given(answers=predictions(padded=True), seed=st.integers(0, 2**32))
+def test_intervals_of_means_hold_their_value(answers: Predictions, seed: int) -> None:
     # On a handful of rows a percentile interval may be a single point at an end; half the rows right is symmetric.
-    half = answering([0, 1] * len(said), [0] * (2 * len(said)))
+    half = answering([0, 1] * len(answers), [0] * (2 * len(answers)))
     found = interval(half, metric="accuracy", bootstrap=Bootstrap(resamples=300, seed=seed))
     assert found.low <= found.value <= found.high
     for name in ("accuracy", "ece", "brier", "nll"):
-        ends = interval(said, metric=name, bootstrap=Bootstrap(resamples=50, seed=seed))
+        ends = interval(answers, metric=name, bootstrap=Bootstrap(resamples=50, seed=seed))
         assert ends.low <= ends.high
 
 
@@ -157,9 +157,9 @@ def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
 
 
 def test_a_thousand_resamples_of_five_thousand_rows_are_fast() -> None:
-    said = random_predictions(5000, 2)
-    interval(said)  # warm up
+    answers = random_predictions(5000, 2)
+    interval(answers)  # warm up
     start = time.process_time()
     for name in ("accuracy", "ece", "f1"):
-        interval(said, metric=name)
+        interval(answers, metric=name)
     assert time.process_time() - start < 2.0  # about 0.15 s on a free core

@@ -23,7 +23,7 @@ def region(*w: int, v: Sequence[int] = ()) -> Region:
     return Region(SCOPE, {"w": sorted(w), "v": sorted(v)})
 
 
-def said(right: int, *, rows: int = 20, task: str = "t") -> Predictions:
+def answers(right: int, *, rows: int = 20, task: str = "t") -> Predictions:
     """A model that is right about the first rows and wrong about the rest."""
     labels = np.arange(rows) % 2
     guesses = np.where(np.arange(rows) < right, labels, 1 - labels)
@@ -51,8 +51,8 @@ def test_coverage_equals_sets(sets: list[set[int]]) -> None:
 
 
 def test_relative_gains_by_hand_and_cells_without_a_skill() -> None:
-    models = {"base": said(10), "tuned": said(18), "one": said(14), "worse": said(8)}
-    flat = {"base": said(15), "tuned": said(15), "one": said(16), "worse": said(1)}
+    models = {"base": answers(10), "tuned": answers(18), "one": answers(14), "worse": answers(8)}
+    flat = {"base": answers(15), "tuned": answers(15), "one": answers(16), "worse": answers(1)}
     table = gain_matrix({"sst2": models, "rte": flat}, ["one", "worse"])
     assert table.rows == ("one", "worse")
     assert table.columns == ("sst2", "rte")
@@ -65,13 +65,15 @@ def test_relative_gains_by_hand_and_cells_without_a_skill() -> None:
 
 
 def test_scores_of_models_that_were_not_run_are_open() -> None:
-    table = score_matrix({"a": {"base": said(10), "after b": said(15)}, "b": {"base": said(5)}}, ["base", "after b"])
+    table = score_matrix(
+        {"a": {"base": answers(10), "after b": answers(15)}, "b": {"base": answers(5)}}, ["base", "after b"]
+    )
     assert table.values() == [[0.5, 0.25], [0.75, None]]
     assert table["after b", "b"].reason == "after b was not measured on b"
 
 
 def test_wrong_names_are_refused() -> None:
-    models = {"base": said(10), "tuned": said(18)}
+    models = {"base": answers(10), "tuned": answers(18)}
     with pytest.raises(InputError, match=r"sst2: nothing is known of a model 'tunde'.*did you mean 'tuned'"):
         gain_matrix({"sst2": models}, ["tunde"])
     with pytest.raises(InputError, match="this table has no 'c'"):

@@ -37,17 +37,17 @@ def test_by_hand(name: str, value: float) -> None:
 
 
 def test_ece_pools_the_rows_of_a_bin() -> None:
-    said = with_probabilities([[0.90, 0.10], [0.92, 0.08], [0.55, 0.45]], [0, 1, 1])
+    answered = with_probabilities([[0.90, 0.10], [0.92, 0.08], [0.55, 0.45]], [0, 1, 1])
     # Of 15 bins, 0.90 and 0.92 share one: |1.82 − 1| of 3 rows; 0.55 stands alone: |0.55 − 0|.
-    assert METRICS["ece"](said) == pytest.approx((0.82 + 0.55) / 3, abs=1e-6)
-    assert calibration_error(bins=1)(said) == pytest.approx(abs(0.90 + 0.92 + 0.55 - 1) / 3, abs=1e-6)
+    assert METRICS["ece"](answered) == pytest.approx((0.82 + 0.55) / 3, abs=1e-6)
+    assert calibration_error(bins=1)(answered) == pytest.approx(abs(0.90 + 0.92 + 0.55 - 1) / 3, abs=1e-6)
 
 
 def test_metrics_of_unequal_classes_by_hand() -> None:
-    said = answering([0, 0, 0, 0, 1, 2], [0, 0, 0, 1, 1, 0], classes=3)
-    assert METRICS["accuracy"](said) == pytest.approx(4 / 6)
-    assert METRICS["balanced_accuracy"](said) == pytest.approx((3 / 4 + 1 / 2) / 2)  # class 2 has no rows
-    assert METRICS["majority"](said) == pytest.approx(4 / 6)
+    answered = answering([0, 0, 0, 0, 1, 2], [0, 0, 0, 1, 1, 0], classes=3)
+    assert METRICS["accuracy"](answered) == pytest.approx(4 / 6)
+    assert METRICS["balanced_accuracy"](answered) == pytest.approx((3 / 4 + 1 / 2) / 2)  # class 2 has no rows
+    assert METRICS["majority"](answered) == pytest.approx(4 / 6)
 
 
 def test_score_and_majority_follow_the_task_metric() -> None:
@@ -88,16 +88,18 @@ def test_bins_are_closed_on_the_right() -> None:
 
 @pytest.mark.parametrize("classes", [3, 5, 15])
 def test_a_model_that_cannot_tell_is_exactly_on_an_edge(classes: int) -> None:
-    said = Predictions(np.full((1, classes), 0.7), [0], task="toy")
-    assert bin_of(said.confidence, 15).tolist() == [15 // classes - 1]
+    answered = Predictions(np.full((1, classes), 0.7), [0], task="toy")
+    assert bin_of(answered.confidence, 15).tolist() == [15 // classes - 1]
 
 
-def torchmetrics_ece(said: Predictions, *, bins: int = 15) -> float:
+def torchmetrics_ece(answered: Predictions, *, bins: int = 15) -> float:
     import torch
     from torchmetrics.functional.classification import multiclass_calibration_error
 
-    probabilities, labels = torch.tensor(said.probabilities), torch.tensor(said.labels)
-    return float(multiclass_calibration_error(probabilities, labels, num_classes=said.classes, n_bins=bins, norm="l1"))
+    probabilities, labels = torch.tensor(answered.probabilities), torch.tensor(answered.labels)
+    return float(
+        multiclass_calibration_error(probabilities, labels, num_classes=answered.classes, n_bins=bins, norm="l1")
+    )
 
 
 def test_an_edge_is_where_torchmetrics_differs() -> None:
@@ -111,29 +113,29 @@ def test_an_edge_is_where_torchmetrics_differs() -> None:
 
 def test_confidence_1_shares_the_last_bin() -> None:
     # torchmetrics gives confidence 1.0 a 16th bin, so that the two rows cannot make up for each other.
-    said = Predictions([[200.0, 0.0], [np.log(0.95), np.log(0.05)]], [1, 0], task="toy")
-    assert said.confidence[0] == 1.0
-    assert METRICS["ece"](said) == pytest.approx((1.95 - 1) / 2, abs=1e-6)
-    assert torchmetrics_ece(said) == pytest.approx((1.0 + 0.05) / 2, abs=1e-6)
+    answered = Predictions([[200.0, 0.0], [np.log(0.95), np.log(0.05)]], [1, 0], task="toy")
+    assert answered.confidence[0] == 1.0
+    assert METRICS["ece"](answered) == pytest.approx((1.95 - 1) / 2, abs=1e-6)
+    assert torchmetrics_ece(answered) == pytest.approx((1.0 + 0.05) / 2, abs=1e-6)
 
 
-def brute_ece(said: Predictions, bins: int) -> float:
+def brute_ece(answered: Predictions, bins: int) -> float:
     total = 0.0
     for low in range(bins):
-        rows = [i for i, c in enumerate(said.confidence) if low / bins < c <= (low + 1) / bins]
-        total += abs(sum(said.confidence[i] for i in rows) - sum(said.hits[i] for i in rows))
-    return total / len(said)
+        rows = [i for i, c in enumerate(answered.confidence) if low / bins < c <= (low + 1) / bins]
+        total += abs(sum(answered.confidence[i] for i in rows) - sum(answered.hits[i] for i in rows))
+    return total / len(answered)
 
 
-def brute_f1(said: Predictions) -> float:
-    pairs = list(zip(said.predicted.tolist(), said.labels.tolist(), strict=True))
+def brute_f1(answered: Predictions) -> float:
+    pairs = list(zip(answered.predicted.tolist(), answered.labels.tolist(), strict=True))
     hits, wrong = pairs.count((1, 1)), pairs.count((1, 0)) + pairs.count((0, 1))
     return 2 * hits / (2 * hits + wrong) if hits else 0.0
 
 
-def brute_brier(said: Predictions) -> float:
-    rows = zip(said.probabilities, said.labels, strict=True)
-    return sum((p - (c == label)) ** 2 for row, label in rows for c, p in enumerate(row)) / len(said)
+def brute_brier(answered: Predictions) -> float:
+    rows = zip(answered.probabilities, answered.labels, strict=True)
+    return sum((p - (c == label)) ** 2 for row, label in rows for c, p in enumerate(row)) / len(answered)
 
 
 BRUTE: dict[str, Callable[[Predictions], float]] = {
@@ -146,16 +148,16 @@ BRUTE: dict[str, Callable[[Predictions], float]] = {
 
 
 @settings(max_examples=50, deadline=None)
-@given(said=predictions(classes=3, padded=True))
-def test_equals_a_loop_over_rows(said: Predictions) -> None:
+@given(answered=predictions(classes=3, padded=True))
+def test_equals_a_loop_over_rows(answered: Predictions) -> None:
     for name, brute in BRUTE.items():
-        assert METRICS[name](said) == pytest.approx(brute(said), abs=1e-9), name
+        assert METRICS[name](answered) == pytest.approx(brute(answered), abs=1e-9), name
 
 
 @settings(max_examples=50, deadline=None)
-@given(said=predictions(classes=2))
-def test_f1_equals_a_loop_over_rows(said: Predictions) -> None:
-    assert METRICS["f1"](said) == pytest.approx(brute_f1(said))
+@given(answered=predictions(classes=2))
+def test_f1_equals_a_loop_over_rows(answered: Predictions) -> None:
+    assert METRICS["f1"](answered) == pytest.approx(brute_f1(answered))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -164,29 +166,31 @@ def test_equals_scikit_learn(seed: int) -> None:
 
     two, four = random_predictions(97, 2, seed=seed), random_predictions(113, 4, seed=seed)
     assert METRICS["f1"](two) == pytest.approx(metrics.f1_score(two.labels, two.predicted))
-    for said in (two, four):
-        labels = list(range(said.classes))
+    for answered in (two, four):
+        labels = list(range(answered.classes))
         judged = {
-            "accuracy": metrics.accuracy_score(said.labels, said.predicted),
-            "balanced_accuracy": metrics.balanced_accuracy_score(said.labels, said.predicted),
-            "nll": metrics.log_loss(said.labels, said.probabilities, labels=labels),
-            "brier": metrics.brier_score_loss(said.labels, said.probabilities, labels=labels, scale_by_half=False),
+            "accuracy": metrics.accuracy_score(answered.labels, answered.predicted),
+            "balanced_accuracy": metrics.balanced_accuracy_score(answered.labels, answered.predicted),
+            "nll": metrics.log_loss(answered.labels, answered.probabilities, labels=labels),
+            "brier": metrics.brier_score_loss(
+                answered.labels, answered.probabilities, labels=labels, scale_by_half=False
+            ),
         }
         for name, value in judged.items():
-            assert METRICS[name](said) == pytest.approx(value), name
+            assert METRICS[name](answered) == pytest.approx(value), name
 
 
 @pytest.mark.parametrize("bins", [1, 10, 15, 20])
 def test_ece_equals_torchmetrics_away_from_edges(bins: int) -> None:
-    for said in (random_predictions(200, 2), random_predictions(200, 5, seed=1)):
-        assert calibration_error(bins)(said) == pytest.approx(torchmetrics_ece(said, bins=bins), abs=1e-6)
+    for answered in (random_predictions(200, 2), random_predictions(200, 5, seed=1)):
+        assert calibration_error(bins)(answered) == pytest.approx(torchmetrics_ece(answered, bins=bins), abs=1e-6)
 
 
 @settings(max_examples=50, deadline=None)
-@given(said=predictions(padded=True), bins=st.integers(1, 40))
-def test_ranges(said: Predictions, bins: int) -> None:
-    assert 0 <= calibration_error(bins)(said) <= 1 + 1e-12
-    assert 0 <= METRICS["brier"](said) <= 2 + 1e-12
-    assert METRICS["nll"](said) >= 0
-    assert 0 < METRICS["majority"](said) <= 1 or said.metric == "f1"
-    assert 0 <= METRICS["balanced_accuracy"](said) <= 1
+@given(answered=predictions(padded=True), bins=st.integers(1, 40))
+def test_ranges(answered: Predictions, bins: int) -> None:
+    assert 0 <= calibration_error(bins)(answered) <= 1 + 1e-12
+    assert 0 <= METRICS["brier"](answered) <= 2 + 1e-12
+    assert METRICS["nll"](answered) >= 0
+    assert 0 < METRICS["majority"](answered) <= 1 or answered.metric == "f1"
+    assert 0 <= METRICS["balanced_accuracy"](answered) <= 1

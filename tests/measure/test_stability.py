@@ -13,12 +13,12 @@ SCOPE = Scope.of("all", {"w": (8,)})
 REGIONS = [Region(SCOPE, {"w": at}) for at in ([0, 1, 2], [1, 2, 3], [2, 7])]
 
 
-def said(*classes: int) -> Predictions:
+def answers(*classes: int) -> Predictions:
     return Predictions(np.eye(2)[list(classes)], [0, 1, 0, 1], task="sst2")
 
 
 def test_by_hand() -> None:
-    found = stability(REGIONS, said=[said(0, 1, 0, 1), said(0, 1, 1, 1), said(0, 0, 0, 1)])
+    found = stability(REGIONS, predictions=[answers(0, 1, 0, 1), answers(0, 1, 1, 1), answers(0, 0, 0, 1)])
     np.testing.assert_allclose(found.jaccard, [[1, 1 / 2, 1 / 4], [1 / 2, 1, 1 / 4], [1 / 4, 1 / 4, 1]])
     assert found.mean_jaccard == pytest.approx(1 / 3)
     assert found.common == 1
@@ -39,7 +39,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(InputError, match="at least two regions, found 1"):
         stability(REGIONS[:1])
     with pytest.raises(InputError, match="each of the 3 regions, found 1"):
-        stability(REGIONS, said=[said(0, 0, 0, 0)])
+        stability(REGIONS, predictions=[answers(0, 0, 0, 0)])
     other = Predictions(np.eye(2)[[0, 0]], [0, 1], task="sst2")
     with pytest.raises(InputError, match="same rows"):
-        stability(REGIONS[:2], said=[said(0, 0, 0, 0), other])
+        stability(REGIONS[:2], predictions=[answers(0, 0, 0, 0), other])

@@ -18,15 +18,15 @@ PLAIN_KEYS = {"task", "metric", "n", "majority", "bins", "intervals"}
 
 
 def test_summary_of_one_model() -> None:
-    said = random_predictions(60, 3)
-    found = summary(said, bins=10, resamples=200, seed=4)
+    answers = random_predictions(60, 3)
+    found = summary(answers, bins=10, resamples=200, seed=4)
     assert set(found) == METRIC_KEYS | PLAIN_KEYS
     assert (found["task"], found["metric"], found["n"], found["bins"]) == ("toy", "accuracy", 60, 10)
     assert found["intervals"] == {"level": 0.95, "resamples": 200, "seed": 4}
-    assert found["majority"] == METRICS["majority"](said)
+    assert found["majority"] == METRICS["majority"](answers)
     bootstrap = Bootstrap(resamples=200, seed=4)
-    assert found["ece"] == interval(said, metric=calibration_error(10), bootstrap=bootstrap).as_json()
-    assert found["accuracy"] == found["score"] == interval(said, metric="accuracy", bootstrap=bootstrap).as_json()
+    assert found["ece"] == interval(answers, metric=calibration_error(10), bootstrap=bootstrap).as_json()
+    assert found["accuracy"] == found["score"] == interval(answers, metric="accuracy", bootstrap=bootstrap).as_json()
 
 
 def test_two_classes_have_f1_and_score_follows_the_task() -> None:
@@ -48,17 +48,17 @@ def test_summary_beside_base_and_tuned() -> None:
 
 
 def test_a_missing_number_carries_its_reason() -> None:
-    said = random_predictions(40, 2)
-    cell = summary(said, base=said, tuned=said)["relative_gain"]
+    answers = random_predictions(40, 2)
+    cell = summary(answers, base=answers, tuned=answers)["relative_gain"]
     assert cell["value"] is None
     assert cell["reason"].startswith("no skill to localise")
 
 
 def test_summary_is_strict_json_and_repeats() -> None:
-    said = Predictions([[1.0, 2.0, -np.inf], [0.0, 0.0, 0.0]], [0, 2], task="copa")
-    found = summary(said, base=said, tuned=said)
+    answers = Predictions([[1.0, 2.0, -np.inf], [0.0, 0.0, 0.0]], [0, 2], task="copa")
+    found = summary(answers, base=answers, tuned=answers)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert found == summary(said, base=said, tuned=said)
+    assert found == summary(answers, base=answers, tuned=answers)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from skillgraft.papers.vectors import METHODS, Skill, added, single, teams, trai
 from skillgraft.predictions.predictions import Predictions
 from skillgraft.regions.pruning import pruning_sensitivity
 from skillgraft.tasks.data import Data
-from skillgraft.training.costs import Way, training_costs
+from skillgraft.training.costs import Setup, training_costs
 from skillgraft.training.finetune import finetune
 from skillgraft.training.linearised import near_linearity
 from skillgraft.values.names import layer_of
@@ -172,8 +172,8 @@ def test_maps_pruning_and_costs_are_read_as_they_were_kept(
         assert v.pruned(scored, "0.4")(one) == whole.ratios["animals"][scored][0.4]
     assert v.pruned_mean("0.1", own=True)(one).value == whole.ratios["animals"]["animals"][0.1].value
     assert v.pruned_mean("0.1", own=False)(one).value == whole.ratios["animals"]["films"][0.1].value
-    ways = {"full": Way(QUICK), "LoRA": Way(QUICK.with_changes(method="lora"))}
-    costs = plain(training_costs(base, files[0], ways, steps=2))
+    setups = {"full": Setup(QUICK), "LoRA": Setup(QUICK.with_changes(method="lora"))}
+    costs = plain(training_costs(base, files[0], setups, steps=2))
     assert v.cost("LoRA", "trained")(costs) < v.cost("full", "trained")(costs)
     assert v.cost_over_full("full", "step_seconds")(costs) == 1.0
 

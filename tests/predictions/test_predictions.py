@@ -33,54 +33,54 @@ def write_npz(path: Path, **changes: Any) -> Path:
 
 
 def test_values_by_hand() -> None:
-    said = Predictions([[0.0, np.log(3.0)], [5.0, 5.0]], [1, 1], task="sst2")
-    np.testing.assert_allclose(said.probabilities, [[0.25, 0.75], [0.5, 0.5]], atol=1e-7)
-    np.testing.assert_allclose(said.log_probabilities, np.log(said.probabilities))
-    assert said.predicted.tolist() == [1, 0]  # a tie goes to the first class
-    np.testing.assert_allclose(said.confidence, [0.75, 0.5], atol=1e-7)
-    assert said.hits.tolist() == [True, False]
-    assert (len(said), said.classes, said.scores.dtype, said.labels.dtype) == (2, 2, np.float32, np.int64)
+    answers = Predictions([[0.0, np.log(3.0)], [5.0, 5.0]], [1, 1], task="sst2")
+    np.testing.assert_allclose(answers.probabilities, [[0.25, 0.75], [0.5, 0.5]], atol=1e-7)
+    np.testing.assert_allclose(answers.log_probabilities, np.log(answers.probabilities))
+    assert answers.predicted.tolist() == [1, 0]  # a tie goes to the first class
+    np.testing.assert_allclose(answers.confidence, [0.75, 0.5], atol=1e-7)
+    assert answers.hits.tolist() == [True, False]
+    assert (len(answers), answers.classes, answers.scores.dtype, answers.labels.dtype) == (2, 2, np.float32, np.int64)
 
 
 def test_a_missing_choice_has_no_probability_and_gives_no_nan() -> None:
-    said = Predictions([[0.0, 0.0, -np.inf], [1.0, -np.inf, -np.inf]], [1, 0], task="copa")
-    np.testing.assert_allclose(said.probabilities, [[0.5, 0.5, 0], [1, 0, 0]])
-    assert said.confidence.tolist() == [0.5, 1.0]
+    answers = Predictions([[0.0, 0.0, -np.inf], [1.0, -np.inf, -np.inf]], [1, 0], task="copa")
+    np.testing.assert_allclose(answers.probabilities, [[0.5, 0.5, 0], [1, 0, 0]])
+    assert answers.confidence.tolist() == [0.5, 1.0]
 
 
 def test_huge_scores_do_not_overflow() -> None:
-    said = Predictions([[3e38, -3e38]], [1], task="toy")
-    assert said.probabilities.tolist() == [[1.0, 0.0]]
-    assert np.isfinite(said.log_probabilities).all()
+    answers = Predictions([[3e38, -3e38]], [1], task="toy")
+    assert answers.probabilities.tolist() == [[1.0, 0.0]]
+    assert np.isfinite(answers.log_probabilities).all()
 
 
 def test_is_frozen_all_the_way_down() -> None:
     given_scores = np.zeros((1, 2), np.float32)
-    said = Predictions(given_scores, [0], task="toy", made_by={"model": "base"})
+    answers = Predictions(given_scores, [0], task="toy", made_by={"model": "base"})
     given_scores[0, 0] = 9
-    assert said.scores[0, 0] == 0
-    for array in (said.scores, said.labels, said.probabilities, said.predicted, said.confidence):
+    assert answers.scores[0, 0] == 0
+    for array in (answers.scores, answers.labels, answers.probabilities, answers.predicted, answers.confidence):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
     with pytest.raises(TypeError):
-        said.made_by["model"] = "tuned"  # type: ignore[index]
+        answers.made_by["model"] = "tuned"  # type: ignore[index]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        said.task = "other"  # type: ignore[misc]
+        answers.task = "other"  # type: ignore[misc]
 
 
 def test_equality_sees_every_field() -> None:
-    said = random_predictions(5, 2)
+    answers = random_predictions(5, 2)
     changes: list[dict[str, Any]] = [
-        {"scores": said.scores + 1},
-        {"labels": 1 - said.labels},
+        {"scores": answers.scores + 1},
+        {"labels": 1 - answers.labels},
         {"task": "other"},
         {"metric": "f1"},
         {"label_names": ("a", "b")},
         {"made_by": {"a": "b"}},
     ]
-    assert said == dataclasses.replace(said)
-    assert all(said != dataclasses.replace(said, **change) for change in changes)
-    assert said != "something else"
+    assert answers == dataclasses.replace(answers)
+    assert all(answers != dataclasses.replace(answers, **change) for change in changes)
+    assert answers != "something else"
 
 
 @pytest.mark.parametrize(
@@ -112,42 +112,42 @@ def test_wrong_values_are_refused(scores: Any, labels: Any, words: dict[str, Any
 
 
 @FILES
-@given(said=predictions(padded=True))
-def test_load_of_save_is_the_same(said: Predictions, tmp_path: Path) -> None:
-    path = tmp_path / "said.npz"
-    assert said.save(path) == path
-    assert Predictions.load(path) == said
-    assert os.listdir(tmp_path) == ["said.npz"]
+@given(answers=predictions(padded=True))
+def test_load_of_save_is_the_same(answers: Predictions, tmp_path: Path) -> None:
+    path = tmp_path / "answers.npz"
+    assert answers.save(path) == path
+    assert Predictions.load(path) == answers
+    assert os.listdir(tmp_path) == ["answers.npz"]
 
 
 def test_same_predictions_give_the_same_bytes(tmp_path: Path) -> None:
-    said = random_predictions(20, 3, made_by={"a": "1", "b": "2"})
-    other = dataclasses.replace(said, made_by={"b": "2", "a": "1"})
-    assert said.save(tmp_path / "one").read_bytes() == other.save(tmp_path / "two").read_bytes()
+    answers = random_predictions(20, 3, made_by={"a": "1", "b": "2"})
+    other = dataclasses.replace(answers, made_by={"b": "2", "a": "1"})
+    assert answers.save(tmp_path / "one").read_bytes() == other.save(tmp_path / "two").read_bytes()
 
 
 def test_save_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = random_predictions(3, 2).save(tmp_path / "said.npz")
+    path = random_predictions(3, 2).save(tmp_path / "answers.npz")
     before = path.read_bytes()
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match=r"said\.npz could not be written: the disk is full"):
+    with pytest.raises(RunError, match=r"answers\.npz could not be written: the disk is full"):
         random_predictions(9, 2).save(path)
     assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["said.npz"]
+    assert os.listdir(tmp_path) == ["answers.npz"]
 
 
 def test_save_makes_the_folder_that_it_needs(tmp_path: Path) -> None:
-    said = random_predictions(3, 2)
-    assert Predictions.load(said.save(tmp_path / "new" / "said.npz")) == said
+    answers = random_predictions(3, 2)
+    assert Predictions.load(answers.save(tmp_path / "new" / "answers.npz")) == answers
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"said\.npz: expected a predictions file .*no such file"):
-        Predictions.load(tmp_path / "said.npz")
+    with pytest.raises(InputError, match=r"answers\.npz: expected a predictions file .*no such file"):
+        Predictions.load(tmp_path / "answers.npz")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_single_array_is_not_a_predictions_file(tmp_path: Path) -> None:
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
-    whole = random_predictions(3, 2).save(tmp_path / "said.npz").read_bytes()
+    whole = random_predictions(3, 2).save(tmp_path / "answers.npz").read_bytes()
     path = tmp_path / "cut.npz"
     for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
@@ -209,13 +209,13 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 @FILES
 @given(place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
 def test_an_altered_byte_is_refused_or_harmless(place: float, change: int, tmp_path: Path) -> None:
-    said = random_predictions(3, 2)
-    path = said.save(tmp_path / "said.npz")
+    answers = random_predictions(3, 2)
+    path = answers.save(tmp_path / "answers.npz")
     content = bytearray(path.read_bytes())
     content[int(place * len(content))] ^= change
     path.write_bytes(bytes(content))
     with contextlib.suppress(FormatError):
-        assert Predictions.load(path) == said  # some bytes of an archive mean nothing, such as a file's date
+        assert Predictions.load(path) == answers  # some bytes of an archive mean nothing, such as a file's date
 
 
 @pytest.mark.parametrize(

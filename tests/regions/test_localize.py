@@ -150,7 +150,7 @@ def test_what_is_wrong_is_known_before_the_model_is_loaded(
     def load_model(*_: Any) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr("skillgraft.readouts.loading.Loader.__call__", load_model)
+    monkeypatch.setattr("skillgraft.readouts.readouts.Loader.__call__", load_model)
     converted(films.tuned, tmp_path / "bfloat16", "bfloat16")
     asked = {"tuned": films.tuned, "task": films.task, "density": None if "entries" in settings else 0.1, **settings}
     with pytest.raises(InputError, match=message):

@@ -10,13 +10,20 @@ from skillgraft import extract
 from skillgraft.files import graft_file
 from skillgraft.folders.ledger import Ledger
 from skillgraft.measure import summary
-from skillgraft.report.from_values import disentanglement_sheet
+from skillgraft.report.blocks import Block, environment
 from skillgraft.report.sheet import Cell, Result, Sheet, save_result
+from skillgraft.report.value_sheets import disentanglement_sheet
 
 from ..family import write_family
 from ..measure.making import random_predictions
 
 EVIL = "</script><script>alert('graft')</script><b>&amp;"
+
+
+def html(block: Block) -> str:
+    """A block as the page has it."""
+    macros = environment().get_template("blocks.html").make_module()
+    return str(macros.block(block))  # type: ignore[attr-defined]
 
 
 def grid(look: str = "table", **fields: Any) -> Sheet:
@@ -28,7 +35,7 @@ def grid(look: str = "table", **fields: Any) -> Sheet:
         ("trec", "graft"): Cell(reason="no skill to localise"),
     }
     words = {"rows_are": "task", "columns_are": "model", "values_are": "accuracy", "look": look, "cells": cells}
-    return Sheet("Accuracy", ("sst2", "trec"), ("base", "graft"), **{**words, **fields})
+    return Sheet(**{"title": "Accuracy", "rows": ("sst2", "trec"), "columns": ("base", "graft"), **words, **fields})
 
 
 def curve(**fields: Any) -> Sheet:
@@ -51,21 +58,24 @@ def write_runs(folder: Path) -> Path:
     Ledger(base="BASE", base_fingerprint=_fingerprint(folder), made={"by": "finetune", "tasks": ["toy"]}).write(
         folder / "TUNED", versions={"skillgraft": "0.1.0"}
     )
-    said = {name: random_predictions(60, 3, seed=seed, **_made_by(name)) for seed, name in enumerate(("base", "TUNED"))}
-    said["a.safetensors"] = random_predictions(60, 3, seed=1, **_made_by("a.safetensors"))
-    # The same rows for all: the labels are those of the first.
-    said = {
-        name: type(each)(each.scores, said["base"].labels, task="toy", made_by=each.made_by)
-        for name, each in said.items()
+    answers = {
+        name: random_predictions(60, 3, seed=seed, **_made_by(name)) for seed, name in enumerate(("base", "TUNED"))
     }
-    for name, each in said.items():
-        each.save(folder / "said" / f"toy--{name}.npz")
-    models = {name: summary(each, base=said["base"] if name != "base" else None) for name, each in said.items()}
-    _write(folder / "scores.json", {"readout": "linear", "split": "test", "tasks": {"toy": models}})
+    answers["a.safetensors"] = random_predictions(60, 3, seed=1, **_made_by("a.safetensors"))
+    # The same rows for all: the labels are those of the first.
+    answers = {
+        name: type(each)(each.scores, answers["base"].labels, task="toy", made_by=each.made_by)
+        for name, each in answers.items()
+    }
+    for name, each in answers.items():
+        each.save(folder / "predictions" / f"toy--{name}.npz")
+    models = {name: summary(each, base=answers["base"] if name != "base" else None) for name, each in answers.items()}
+    facts = {"format": "skillgraft evaluation 1", "readout": "linear", "split": "test", "tasks": {"toy": models}}
+    _write(folder / "scores.json", facts)
     write_grafts(folder, models)
     _write(folder / "localize.json", localized(models))
     points = [{"scale": n / 4, "scores": {"toy": 0.5 + n / 10}, "keeps": True} for n in range(5)]
-    _write(folder / "scales.json", {"out": "x", "scale": 0.5, "points": points})
+    _write(folder / "scales.json", {"format": "skillgraft scales 1", "out": "x", "scale": 0.5, "points": points})
     pair = disentanglement_sheet([0.0, 1.0], [[0.0, 0.1], [0.2, 0.3]], tasks=("toy", "other"))
     sheets = (grid(), grid("bars"), grid("heatmap"), curve(), pair)
     save_result(
@@ -96,6 +106,7 @@ def localized(models: dict[str, Any]) -> dict[str, Any]:
     validation = {"base": models["base"], "tuned": models["TUNED"], "graft": models["a.safetensors"]}
     points = [{"density": d, "entries": 1, **models[name]} for d, name in ((1e-4, "base"), (1e-2, "TUNED"))]
     return {
+        "format": "skillgraft localization 1",
         "out": "runs/a.safetensors",
         "method": "learned",
         "density": 1e-3,

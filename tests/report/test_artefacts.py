@@ -12,9 +12,8 @@ from skillgraft.errors import InputError
 from skillgraft.files import graft_file
 from skillgraft.measure import Estimate
 from skillgraft.report.artefacts import Found, find
-from skillgraft.report.from_values import disentanglement_sheet
-from skillgraft.report.overview import base_of, in_words
-from skillgraft.report.printed import ScaleSearch
+from skillgraft.report.json_artefacts import ScaleCurves
+from skillgraft.report.value_sheets import disentanglement_sheet
 
 
 def kinds(found: Found) -> dict[str, str]:
@@ -26,15 +25,15 @@ def test_one_of_everything(runs: Path) -> None:
     assert kinds(found) == {
         "runs/BASE": "model", "runs/OTHER": "model", "runs/TUNED": "model", "runs/a.safetensors": "graft",
         "runs/b.safetensors": "graft", "runs/localize.json": "localization", "runs/region.safetensors": "region",
-        "runs/said/toy--TUNED.npz": "predictions", "runs/said/toy--a.safetensors.npz": "predictions",
-        "runs/said/toy--base.npz": "predictions", "runs/scales.json": "scales", "runs/scores.json": "evaluation",
+        "runs/predictions/toy--TUNED.npz": "predictions", "runs/predictions/toy--a.safetensors.npz": "predictions",
+        "runs/predictions/toy--base.npz": "predictions", "runs/scales.json": "scales", "runs/scores.json": "evaluation",
         "runs/table2.json": "result",
     }  # fmt: skip
     assert [(each.name, each.why) for each in found.unused] == [("runs/notes.txt", "a report does not read .txt")]
     (damaged,) = found.unread
     assert damaged.name == "runs/damaged.safetensors"
     assert str(runs) not in damaged.why
-    assert in_words(found) == (
+    assert found.in_words() == (
         "2 grafts, 1 region, 3 model folders, 3 files of predictions, 1 result, 1 evaluation, 1 search for a region "
         "and 1 search for a scale"
     )
@@ -49,8 +48,8 @@ def test_sizes_are_those_on_disk(runs: Path) -> None:
 def test_a_tuned_folder_knows_its_base(runs: Path) -> None:
     models = {each.name: each for each in find([runs]).of("model")}
     base, tuned = models["runs/BASE"], models["runs/TUNED"]
-    assert base_of(tuned) == base.value.fingerprint
-    assert base_of(base) == ""
+    assert tuned.base == base.value.fingerprint
+    assert base.base == ""
     assert (tuned.value.made["tasks"], tuned.value.made["versions"]) == (["toy"], {"skillgraft": "0.1.0"})
 
 
@@ -63,10 +62,10 @@ def test_a_grafted_folder_lists_its_grafts(runs: Path, tmp_path: Path) -> None:
 
 
 def test_files_by_themselves_and_nothing_twice(runs: Path) -> None:
-    found = find([runs / "a.safetensors", runs / "said", runs / "a.safetensors", runs])
+    found = find([runs / "a.safetensors", runs / "predictions", runs / "a.safetensors", runs])
     names = [each.name for each in found.artefacts]
     assert names[0] == "a.safetensors"
-    assert names[1] == "said/toy--TUNED.npz"
+    assert names[1] == "predictions/toy--TUNED.npz"
     assert "runs/a.safetensors" not in names
 
 
@@ -88,7 +87,7 @@ def test_links_that_lead_back_end(tmp_path: Path) -> None:
 
 def test_guests_in_a_model_folder_are_found(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "M").mkdir()
-    for file in (*(runs / "OTHER").iterdir(), runs / "a.safetensors", runs / "said" / "toy--base.npz"):
+    for file in (*(runs / "OTHER").iterdir(), runs / "a.safetensors", runs / "predictions" / "toy--base.npz"):
         (tmp_path / "M" / file.name).write_bytes(file.read_bytes())
     found = find([tmp_path / "M"])
     assert {"M/a.safetensors": "graft", "M/toy--base.npz": "predictions"}.items() <= kinds(found).items()
@@ -123,11 +122,33 @@ def test_hidden_files_are_listed(tmp_path: Path) -> None:
     [
         ("x.json", "{", True, "not JSON"),
         ("x.json", "[1]", False, "JSON, but not an object"),
-        ("x.json", '{"a": 1}', False, "JSON without anything"),
-        ("x.json", '{"split": "test", "tasks": {"t": {"base": {}}}}', True, "not what skillgraft prints"),
-        ("x.json", '{"split": "test", "tasks": {"t": {}}}', True, "not what skillgraft prints"),
-        ("x.json", '{"scale": 1, "points": []}', True, "no points"),
-        ("x.json", '{"tasks": ["a", "b"], "alphas": [0], "errors": [[]]}', True, "over 1 scales has 1 × 1 errors"),
+        ("x.json", '{"a": 1}', False, "JSON without a format that a report reads"),
+        ("x.json", '{"split": "test", "tasks": {"t": {}}}', False, "JSON without a format"),
+        (
+            "x.json",
+            '{"format": "skillgraft evaluation 2"}',
+            True,
+            "expected 'skillgraft evaluation 1', found version 2",
+        ),
+        (
+            "x.json",
+            '{"format": "skillgraft evaluation 1", "split": "test", "tasks": {"t": {"base": {}}}}',
+            True,
+            "not what skillgraft prints",
+        ),
+        (
+            "x.json",
+            '{"format": "skillgraft evaluation 1", "split": "test", "tasks": {"t": {}}}',
+            True,
+            "not what skillgraft prints",
+        ),
+        ("x.json", '{"format": "skillgraft scales 1", "scale": 1, "points": []}', True, "no points"),
+        (
+            "x.json",
+            '{"format": "skillgraft map 1", "tasks": ["a", "b"], "alphas": [0], "errors": [[]]}',
+            True,
+            "over 1 scales has 1 × 1 errors",
+        ),
         ("x.json", '{"format": "skillgraft result 1"}', True, "damaged result file"),
         ("x.npz", "zip?", True, "x.npz"),
         ("Makefile", "", False, "files without an ending"),
@@ -183,22 +204,32 @@ def test_scores_that_disagree_stay_apart(runs: Path, tmp_path: Path) -> None:
 
 def test_what_forget_printed(runs: Path) -> None:
     (search,) = find([runs / "scales.json"]).artefacts
-    assert search.value == ScaleSearch(
+    assert search.value == ScaleCurves(
         {"scores toy": {"0": 0.5, "0.25": 0.6, "0.5": 0.7, "0.75": 0.8, "1": 0.9}}, "0.5"
     )
 
 
 def test_what_combine_printed(tmp_path: Path) -> None:
     points = [{"scale": [0.5, 1.0], "accuracy": {"toy": 0.7}, "normalised": {"value": 0.9, "low": 0.8, "high": 1.0}}]
-    facts = {"out": "x", "scale": [0.5, 1.0], "search": {"best": points[0], "singles": {}, "points": points}}
+    facts = {
+        "format": "skillgraft scales 1",
+        "out": "x",
+        "scale": [0.5, 1.0],
+        "search": {"best": points[0], "singles": {}, "points": points},
+    }
     (tmp_path / "x.json").write_text(json.dumps(facts))
-    expected = ScaleSearch({"accuracy toy": {"0.5, 1": 0.7}, "normalised": {"0.5, 1": 0.9}}, "0.5, 1")
+    expected = ScaleCurves({"accuracy toy": {"0.5, 1": 0.7}, "normalised": {"0.5, 1": 0.9}}, "0.5, 1")
     assert find([tmp_path]).artefacts[0].value == expected
 
 
 def test_a_disentanglement_map_by_itself(tmp_path: Path) -> None:
     errors = [[Estimate(0.0), Estimate(0.1, 0.0, 0.2)], [Estimate(0.2), Estimate(0.3)]]
-    facts = {"tasks": ["a", "b"], "alphas": [0.0, 1.0], "errors": [[each.as_json() for each in row] for row in errors]}
+    facts = {
+        "format": "skillgraft map 1",
+        "tasks": ["a", "b"],
+        "alphas": [0.0, 1.0],
+        "errors": [[each.as_json() for each in row] for row in errors],
+    }
     (tmp_path / "x.json").write_text(json.dumps(facts))
     (found,) = find([tmp_path]).artefacts
     assert (found.kind, found.value) == ("map", disentanglement_sheet([0.0, 1.0], errors, tasks=("a", "b")))

@@ -15,11 +15,12 @@ from skillgraft.report.sheet import Result
 from .browsing import browser, need_browser
 from .making import EVIL, curve, grid
 
+FIGURES = 19
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 
 class Opened(NamedTuple):
-    """A page, what its console said, and what it asked for beside its own file."""
+    """A page, what its console wrote, and what it asked for beside its own file."""
 
     page: Any
     complaints: list[str]
@@ -52,7 +53,28 @@ def opened(chromium: Any, file: Path, *, size: dict[str, int] = DESKTOP, script:
     page.goto(file.as_uri())
     if script:
         page.wait_for_selector("html[data-ready=true]")
+        unfold(page)
     return found
+
+
+def unfold(page: Any) -> None:
+    """Open every section, as a reader would one after the other, and wait for their figures."""
+    page.evaluate("document.querySelectorAll('details.section').forEach((each) => { each.open = true; })")
+    page.wait_for_function("[...document.querySelectorAll('.plot')].every((each) => each.dataset.drawn === 'true')")
+
+
+def test_the_first_screen_comes_first_and_the_rest_is_folded(chromium: Any, file: Path) -> None:
+    page = chromium.new_context(viewport=DESKTOP).new_page()
+    page.goto(file.as_uri())
+    page.wait_for_selector("html[data-ready=true]")
+    drawn = "[...document.querySelectorAll('.plot')].filter((each) => each.dataset.drawn).map((each) => each.id)"
+    assert page.evaluate(drawn) == ["overview-scores", "overview-where"]
+    assert page.evaluate("document.documentElement.scrollHeight") < 2.5 * DESKTOP["height"]
+    assert not page.locator("#scores table").first.is_visible()
+    page.click("nav a[href='#scores']")
+    assert page.locator("#scores table").first.is_visible()
+    page.locator("#where summary").first.click()
+    page.wait_for_selector("#where-0[data-drawn=true]")
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +95,12 @@ def test_every_figure_is_drawn(desktop: Opened) -> None:
             height: place.getBoundingClientRect().height,
         }))"""
     )
-    assert len(drawn) == 18
+    assert len(drawn) == FIGURES
     assert [each["name"] for each in drawn if not each["marks"] or each["height"] < 100] == []
 
 
 def test_names_from_files_are_read_as_text(desktop: Opened) -> None:
-    assert EVIL in desktop.page.inner_text("#overview")
+    assert EVIL in desktop.page.inner_text("#files")
 
 
 def column(page: Any, caption: str, place: int) -> list[str]:
@@ -112,7 +134,7 @@ def test_tables_sort_by_click_and_by_keyboard(desktop: Opened) -> None:
 
 
 def test_numbers_fold_away_under_their_figures_and_open_again(desktop: Opened) -> None:
-    numbers = desktop.page.locator("#overview details").first
+    numbers = desktop.page.locator("#files details.numbers").first
     assert not numbers.locator("table").is_visible()
     numbers.locator("summary").click()
     assert numbers.locator("table").is_visible()
@@ -134,7 +156,7 @@ def test_a_phone_does_not_scroll_sideways(phone: Opened) -> None:
 
 
 def test_figures_follow_the_window(phone: Opened) -> None:
-    width = "document.querySelector('#overview-sizes .main-svg').getBoundingClientRect().width"
+    width = "document.querySelector('#files-sizes .main-svg').getBoundingClientRect().width"
     before = phone.page.evaluate(width)
     phone.page.set_viewport_size({"width": 800, "height": 900})
     phone.page.wait_for_timeout(500)
@@ -157,7 +179,7 @@ def test_print_fits_the_paper(phone: Opened) -> None:
 def test_without_javascript_the_tables_show(chromium: Any, file: Path) -> None:
     page = opened(chromium, file, script=False).page
     tables = page.locator("table")
-    assert tables.count() > 18
+    assert tables.count() > FIGURES
     assert all(tables.nth(place).is_visible() for place in range(tables.count()))
     assert page.locator("thead button").count() == 0
     assert not page.locator(".plot").first.is_visible()

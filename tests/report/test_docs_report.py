@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skillgraft.report import from_values
+from skillgraft.report import value_sheets
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
 
@@ -24,5 +24,5 @@ def test_the_code_runs(runs: Path, tmp_path: Path, code: str) -> None:
 
 def test_the_functions_exist() -> None:
     named = re.findall(r"`(\w+_sheet)`", DOCUMENT)
-    assert len(named) == 10
-    assert all(callable(getattr(from_values, name)) for name in named)
+    assert len(named) == 11
+    assert all(callable(getattr(value_sheets, name)) for name in named)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from skillgraft.report import figure_files
+from skillgraft.report.blocks import library
 from skillgraft.report.figure_files import write_figure
-from skillgraft.report.markup import library
 from skillgraft.report.sheet import Result
 
 from .browsing import need_browser

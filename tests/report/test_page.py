@@ -13,7 +13,7 @@ from skillgraft.errors import InputError
 from skillgraft.report.page import SECTIONS, report
 
 from .making import EVIL
-from .test_markup import Reader
+from .test_blocks import Reader
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +35,29 @@ def test_every_section_is_there_with_a_link(page: str) -> None:
     assert '<html lang="en">' in page
 
 
-def test_the_overview_compares_with_the_base(page: str, runs: Path) -> None:
+def test_the_first_screen_says_what_there_is(page: str, runs: Path) -> None:
+    """One sentence for each graft, one chart of all models, one map of all skills; nothing else."""
     text = section(page, "overview")
+    models = json.loads((runs / "scores.json").read_text())["tasks"]["toy"]
+    with_it = 100 * models["a.safetensors"]["score"]["value"]
+    size = f"4 numbers, {(runs / 'a.safetensors').stat().st_size / 1000:.1f} kB ("
+    assert f"<strong>a:</strong> {size}" in text
+    assert f"toy {with_it:.1f} % (base {100 * models['base']['score']['value']:.1f} %)" in text
+    assert "<strong>b:</strong> 2 numbers" in text
+    assert "no scores were found" in text
+    figures = re.findall(r'data-draws="([^"]+)"', text)
+    assert figures == ["overview-scores", "overview-where"]
+    assert "<figcaption>Accuracy on test rows: base, tuned and grafts</figcaption>" in text
+    assert "1 file could not be read" in text
+
+
+def test_files_are_compared_with_the_base(page: str, runs: Path) -> None:
+    text = section(page, "files")
     base = sum(file.stat().st_size for file in (runs / "BASE").iterdir())
     share = 100 * (runs / "b.safetensors").stat().st_size / base
     row = text.split('<th scope="row">runs/b.safetensors</th>')[1].split("</tr>")[0]
     assert f">{share:.0f}</td>" in row
     assert ">2</td>" in row
-    assert "1 file could not be read" in text
     assert '<th scope="row">runs/TUNED</th><td>tuned model</td><td>toy</td>' in text
     assert '<th scope="row">runs/BASE</th><td>base model</td>' in text
 
@@ -52,19 +67,28 @@ def test_what_is_said_twice_is_shown_once(page: str, runs: Path) -> None:
     captions = [part.split("</caption>")[0] for part in text.split("<caption>")[1:]]
     # Evaluation and predictions are about the same test rows; localize and its graft about the same validation rows.
     assert captions == [
-        "toy, 60 test rows", "toy, 60 validation rows", "toy, 60 test rows: accuracy (%)",
-        "toy, 60 validation rows: accuracy (%)",
+        "toy, 60 test rows", "toy, 60 validation rows", "Accuracy on validation rows: base, tuned and grafts (%)",
     ]  # fmt: skip
+    assert text.index("<h3>Test rows") < text.index("toy, 60 test rows") < text.index("<h3>Validation rows")
     scores = json.loads((runs / "scores.json").read_text())["tasks"]["toy"]["TUNED"]
     assert f">{100 * scores['score']['value']:.1f}<span" in text
     assert f"Majority class: {100 * scores['majority']:.1f} %." in text
 
 
+def test_no_column_is_all_dashes_and_no_figure_stands_twice(page: str) -> None:
+    for table in re.findall(r"<table>.*?</table>", page, flags=re.DOTALL):
+        rows = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in table.split("<tbody>")[1].split("</tr>")[:-1]]
+        columns = list(zip(*rows, strict=True))
+        assert not [column for column in columns if set(column) == {"–"}], table[:200]
+    drawn = re.findall(r"<figcaption>(.*?)</figcaption>.*?data-draws=[^>]*>(.*?)</script>", page, flags=re.DOTALL)
+    assert len(set(drawn)) == len(drawn)
+
+
 def test_sections_hold_their_figures(page: str) -> None:
     figures = {name: section(page, name).count("data-draws=") for name in SECTIONS}
     assert figures == {
-        "overview": 1, "scores": 2, "calibration": 4, "density": 1, "where": 3, "shared": 2, "results": 3, "scales": 1,
-        "disentanglement": 1, "made": 0, "aside": 0,
+        "overview": 2, "scores": 1, "calibration": 4, "density": 1, "where": 3, "shared": 2, "results": 3, "scales": 1,
+        "disentanglement": 1, "files": 1, "made": 0, "aside": 0,
     }  # fmt: skip
 
 
@@ -85,7 +109,7 @@ def test_provenance(page: str) -> None:
     text = section(page, "made")
     assert "<code>skillgraft extract</code>" in text
     assert "<code>skillgraft reproduce table2</code>" in text
-    assert "&quot;skillgraft&quot;: &quot;0.1.0&quot;" in text
+    assert "&#34;skillgraft&#34;: &#34;0.1.0&#34;" in text
     assert "toy--base.npz" in text
 
 
@@ -131,12 +155,12 @@ def test_no_folder_of_this_machine_is_on_the_page(page: str, runs: Path) -> None
 @pytest.mark.parametrize(
     ("name", "sections"),
     [
-        ("said", ("overview", "scores", "calibration", "made")),
+        ("predictions", ("overview", "scores", "calibration", "made")),
         ("scores.json", ("overview", "scores")),
-        ("a.safetensors", ("overview", "scores", "where", "made")),
-        ("b.safetensors", ("overview", "where", "made")),
+        ("a.safetensors", ("overview", "scores", "where", "files", "made")),
+        ("b.safetensors", ("overview", "where", "files", "made")),
         ("scales.json", ("overview", "scales")),
-        ("BASE", ("overview",)),
+        ("BASE", ("overview", "files")),
         ("damaged.safetensors", ("overview", "aside")),
     ],
 )
@@ -172,7 +196,9 @@ def test_models_of_one_name_go_by_their_files(tmp_path: Path, files: dict[str, s
 
 def test_scales_of_several_grafts_are_a_table(tmp_path: Path) -> None:
     points = [{"scale": [0.5, 1.0], "accuracy": {"toy": 0.7}, "normalised": 0.9}]
-    (tmp_path / "x.json").write_text(json.dumps({"scale": [0.5, 1.0], "search": {"points": points}}))
+    (tmp_path / "x.json").write_text(
+        json.dumps({"format": "skillgraft scales 1", "scale": [0.5, 1.0], "search": {"points": points}})
+    )
     report([tmp_path / "x.json"], tmp_path / "page.html")
     text = section((tmp_path / "page.html").read_text(), "scales")
     assert "data-draws" not in text

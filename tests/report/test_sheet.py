@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillgraft.errors import InputError
-from skillgraft.report.numbers import Unit, shown
-from skillgraft.report.parts import sheet_table
+from skillgraft.report.blocks import table_of
 from skillgraft.report.sheet import Cell, Result, Sheet, load_result, mark, markdown, save_result, seeds_shown
+from skillgraft.values.printing import Unit, shown
 
-from .making import curve, grid
+from .making import curve, grid, html
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_an_interval_needs_both_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Cell(), "carries the reason why"),
         (lambda: Cell(float("nan")), "finite number, found nan"),
@@ -54,10 +54,10 @@ def test_an_interval_needs_both_ends() -> None:
         ),
     ],
 )
-def test_what_is_refused(make: Any, said: str) -> None:
+def test_what_is_refused(make: Any, message: str) -> None:
     with pytest.raises(InputError) as error:
         make()
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_markdown() -> None:
@@ -83,7 +83,7 @@ def test_markdown() -> None:
 def test_the_seeds_numbers_stand_beside_the_mean(cell: Cell, text: str) -> None:
     sheet = Sheet("t", ("r",), ("c",), {("r", "c"): cell})
     assert f"| r | {text} |" in markdown(Result("n", "t", (sheet,)))
-    page = str(sheet_table(sheet))
+    page = html(table_of(sheet))
     assert seeds_shown(cell, "percent") in page
     assert ("seeds" in page) == ("seeds" in text)
 
@@ -141,7 +141,7 @@ def spoilt(change: Any, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda f: f.update(format="other"), "expected a result file ('skillgraft result 1')"),
         (lambda f: f.pop("name"), "damaged result file ('name')"),
@@ -159,10 +159,10 @@ def spoilt(change: Any, tmp_path: Path) -> Path:
         (lambda f: f["sheets"][0]["cells"][0].update(colour="red"), "unexpected keyword argument 'colour'"),
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path: Path, change: Any, said: str) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path, change: Any, message: str) -> None:
     with pytest.raises(InputError) as error:
         load_result(spoilt(change, tmp_path))
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(error.value).startswith(str(tmp_path / "r.json"))
 
 

@@ -1,4 +1,4 @@
-"""What a step costs: bytes by hand, ways side by side, the model left alone."""
+"""What a step costs: bytes by hand, setups side by side, the model left alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from skillgraft.errors import InputError
 from skillgraft.live.grafted import parameter_names, tensors_of
 from skillgraft.tasks.data import Data
-from skillgraft.training.costs import TensorMemory, Way, step_costs, training_costs
+from skillgraft.training.costs import Setup, TensorMemory, step_costs, training_costs
 from skillgraft.training.plan import TrainingPlan
 from skillgraft.values.region import Scope
 from tests.readouts import making
@@ -50,15 +50,15 @@ def test_ways_side_by_side() -> None:
     model = tiny_bert()
     before = {name: array.copy() for name, array in tensors_of(model).arrays.items()}
     region = a_region(model)
-    ways = {
-        "full": Way(PLAN),
-        "sgd": Way(PLAN.with_changes(optimizer="sgd")),
-        "linear": Way(PLAN.with_changes(method="linear")),
-        "lora": Way(PLAN.with_changes(method="lora", lora_rank=2)),
-        "region": Way(PLAN, inside=region),
+    setups = {
+        "full": Setup(PLAN),
+        "sgd": Setup(PLAN.with_changes(optimizer="sgd")),
+        "linear": Setup(PLAN.with_changes(method="linear")),
+        "lora": Setup(PLAN.with_changes(method="lora", lora_rank=2)),
+        "region": Setup(PLAN, inside=region),
     }
-    found = {cost.name: cost for cost in step_costs(model, [a_course()], ways, steps=3)}
-    assert list(found) == list(ways)
+    found = {cost.name: cost for cost in step_costs(model, [a_course()], setups, steps=3)}
+    assert list(found) == list(setups)
     layers = Scope.select("layers", {name: tuple(p.shape) for name, p in parameter_names(model).items()})
     assert found["full"].trained == layers.size
     assert found["region"].trained == len(region)
@@ -73,19 +73,19 @@ def test_ways_side_by_side() -> None:
     assert found["linear"].peak_bytes > found["full"].peak_bytes, "a second set of activations, and the base"
     after = tensors_of(model).arrays
     assert all((array == before[name]).all() for name, array in after.items())
-    assert found["full"].peak_bytes == step_costs(model, [a_course()], {"full": Way(PLAN)}, steps=1)[0].peak_bytes
+    assert found["full"].peak_bytes == step_costs(model, [a_course()], {"full": Setup(PLAN)}, steps=1)[0].peak_bytes
 
 
 def test_a_tasks_own_rows(tmp_path: Path) -> None:
     base, task = making.sentence_encoder(tmp_path / "m"), making.write_films(tmp_path)
     (cost,) = training_costs(
-        base, task, {"bias": Way(PLAN.with_changes(method="bias"))}, steps=1, data=Data(train_rows=16)
+        base, task, {"bias": Setup(PLAN.with_changes(method="bias"))}, steps=1, data=Data(train_rows=16)
     )
     assert cost.name == "bias"
     assert 0 < cost.trained < 1000
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"ways": {}}])
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"setups": {}}])
 def test_nothing_to_measure_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="expected one way or more and one step or more"):
-        step_costs(tiny_bert(), [a_course()], **{"ways": {"full": Way(PLAN)}, **wrong})
+    with pytest.raises(InputError, match="expected one setup or more and one step or more"):
+        step_costs(tiny_bert(), [a_course()], **{"setups": {"full": Setup(PLAN)}, **wrong})

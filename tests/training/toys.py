@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from skillgraft.opening.processes import Processes
 from skillgraft.opening.runtime import Progress as OnStep
 from skillgraft.opening.runtime import Runtime, silent
-from skillgraft.readouts.loading import Loader
 from skillgraft.readouts.readout import Batch, Encoded
+from skillgraft.readouts.readouts import Loader
 from skillgraft.task_model import TaskModel, TaskRows
 from skillgraft.tasks import Examples, Origin, Task
 from skillgraft.tasks.data import Data

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillgraft.measure.matrices import structure
-from skillgraft.report.from_values import region_sheet
+from skillgraft.report.value_sheets import region_sheet
 from skillgraft.values import kinds
 from skillgraft.values.kinds import parts_of
 from skillgraft.values.names import FUSED, FUSED_PAIR, KINDS, layer_of

@@ -1,12 +1,29 @@
-"""Arguments that several verbs share, so that one thing is spelt one way everywhere."""
+"""Arguments that several verbs share, so that one thing is spelt one way everywhere.
+
+    @sharing(data=ROWS, run_as=MACHINE)
+    def run(base: ModelName, *, data: RowsAsked, run_as: MachineAsked, json: Json = False) -> None: ...
+
+takes `--shots`, `--seed` … and gives a `Data`, `--device` and `--dtype` and gives a dict.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from skillgraft.tasks.data import Data
+
+    RowsAsked = Data
+else:
+    RowsAsked = Any  # typer reads signatures at the start, where numpy would cost time
+MachineAsked = dict[str, Any]
 
 _row_option = partial(typer.Option, rich_help_panel="Rows")
 _machine_option = partial(typer.Option, rich_help_panel="Machine")
@@ -51,3 +68,50 @@ FormatName = Annotated[
 ]
 MixedPrecisionName = Annotated[str | None, _machine_option(help="bf16: matrix products in bfloat16.")]
 SnapshotSeconds = Annotated[float, typer.Option("--snapshot-seconds", hidden=True)]
+
+# Options that stand together in a signature: name → (annotation, default).
+Shared = Mapping[str, tuple[Any, Any]]
+ROWS: Shared = {
+    "shots": (Shots, None),
+    "train_rows": (TrainRows, None),
+    "validation_rows": (ValidationRows, None),
+    "seed": (Seed, 0),
+    "readout": (ReadoutName, "auto"),
+    "max_length": (MaxLength, None),
+}
+ROWS_200: Shared = {**ROWS, "validation_rows": (ValidationRows, 200)}  # what searching a scale looks at
+ROWS_AND_TESTS: Shared = {"test_rows": (TestRows, None), **ROWS}
+MACHINE: Shared = {"device": (DeviceName, None), "dtype": (FormatName, None)}
+
+
+def sharing(**groups: Shared) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A verb whose parameters of these names are filled from several options each; `data` becomes a `Data`, others a dict."""
+
+    def decorated(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def run(**given: Any) -> None:
+            made = {name: {option: given.pop(option) for option in options} for name, options in groups.items()}
+            verb(**given, **{name: _data(**values) if name == "data" else values for name, values in made.items()})
+
+        del run.__dict__["__wrapped__"]  # its signature is not this one's
+        run.__annotations__ = {}
+        keywords = list(_expanded(verb, groups))
+        run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+        return run
+
+    return decorated
+
+
+def _expanded(verb: Callable[..., None], groups: Mapping[str, Shared]) -> Iterator[inspect.Parameter]:
+    """The verb's parameters, each group's options in the position of its name."""
+    for each in inspect.signature(verb, eval_str=True).parameters.values():
+        if each.name not in groups:
+            yield each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, (annotation, default) in groups.get(each.name, {}).items():
+            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _data(**asked: Any) -> Any:
+    from skillgraft.tasks.data import Data
+
+    return Data(**asked)

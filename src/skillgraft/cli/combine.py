@@ -10,19 +10,16 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import (
-    DeviceName,
-    FormatName,
+    MACHINE,
+    ROWS_200,
     GraftFiles,
     Head,
     Json,
-    MaxLength,
+    MachineAsked,
     Out,
     Points,
-    ReadoutName,
-    Seed,
-    Shots,
-    TrainRows,
-    ValidationRows,
+    RowsAsked,
+    sharing,
 )
 from skillgraft.errors import InputError
 
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 
+@sharing(data=ROWS_200, run_as=MACHINE)
 def run(
     grafts: GraftFiles,
     out: Out,
@@ -67,15 +65,10 @@ def run(
     task: Annotated[list[str] | None, typer.Option(metavar="T", help="auto: the tasks, in the grafts' order.")] = None,
     per_task_scales: Annotated[bool, typer.Option("--per-task-scales", help="auto: one scale for each graft.")] = False,
     points: Points = 21,
-    validation_rows: ValidationRows = 200,
-    shots: Shots = None,
-    train_rows: TrainRows = None,
-    seed: Seed = 0,
-    readout: ReadoutName = "auto",
-    max_length: MaxLength = None,
-    device: DeviceName = None,
-    dtype: FormatName = None,
     json: Json = False,
+    *,
+    data: RowsAsked,
+    run_as: MachineAsked,
 ) -> None:
     """Make one graft of several: add, subtract, unite, merge.
 
@@ -91,7 +84,7 @@ def run(
     from skillgraft.compose.rules import check_rule, combined
     from skillgraft.files import atomic, graft_file
     from skillgraft.files.graft_stream import save_stream
-    from skillgraft.tasks.data import Data
+    from skillgraft.values.info import FORMATS
     from skillgraft.values.joining import restricted
     from skillgraft.values.stream import Digest
 
@@ -109,18 +102,19 @@ def run(
     if factor is None:
         if inside or outside:
             raise InputError("--scale auto does not restrict: restrict each graft first, with combine G --inside R")
-        data = Data(shots, train_rows, validation_rows, None, seed, readout, max_length)
         parts = [output.load_graft(path) for path in grafts]
         asked |= {
             "head": output.load_graft(head) if head else None,
             "per_task_scales": per_task_scales,
             "points": points,
         }
-        result = _searched(parts, base, task, data, asked, {"device": device, "dtype": dtype})
+        result = _searched(parts, base, task, data, asked, run_as)
         recipe = _recipe(rule, options, [part.digest for part in parts])
         search = result.info["recipe"]["search"]
-        recipe |= {**result.info["recipe"], "scale": search["best"]["scale"]}
-        graft, more, lines = result.stream(), {"scale": search["best"]["scale"], "search": search}, _table(search)
+        chosen = search["best"]["scale"]
+        recipe |= {**result.info["recipe"], "scale": chosen}
+        more, lines = {"scale": chosen, "search": search, "format": FORMATS["scales"]}, _table(search)
+        graft = result.stream()
     else:
         streams = [_opened(path, base) for path in grafts]
         digests = [Digest() for _ in streams]

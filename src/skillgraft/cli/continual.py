@@ -10,18 +10,15 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import (
+    MACHINE,
+    ROWS,
     Convert,
     Density,
-    DeviceName,
     Entries,
-    FormatName,
     Json,
-    MaxLength,
-    ReadoutName,
-    Seed,
-    Shots,
-    TrainRows,
-    ValidationRows,
+    MachineAsked,
+    RowsAsked,
+    sharing,
 )
 from skillgraft.errors import InputError
 
@@ -32,6 +29,7 @@ if TYPE_CHECKING:
     from skillgraft.tasks.data import Data
 
 
+@sharing(data=ROWS, run_as=MACHINE)
 def run(
     action: Annotated[
         Literal["add", "use", "list"], typer.Argument(help="add a task, use (write) its model, list all.")
@@ -44,10 +42,6 @@ def run(
         str | None, typer.Option("--task", metavar="T", help="add: catalogue name or TOML file; use: its name.")
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="use: where to write; must not exist.")] = None,
-    shots: Shots = None,
-    train_rows: TrainRows = None,
-    validation_rows: ValidationRows = None,
-    seed: Seed = 0,
     optimizer: Annotated[str | None, typer.Option(help="sgd or adamw.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the task's own fine-tune.")] = None,
     steps: Annotated[int | None, typer.Option(help="Its steps.")] = None,
@@ -68,11 +62,10 @@ def run(
     mask_steps: Annotated[int | None, typer.Option(help="Steps on the mask (100).")] = None,
     mask_lr: Annotated[float | None, typer.Option(help="Learning rate of the mask (found; P1: 1e7).")] = None,
     mask_batch_size: Annotated[int | None, typer.Option(help="Rows of one step on the mask (1024).")] = None,
-    readout: ReadoutName = "auto",
-    max_length: MaxLength = None,
-    device: DeviceName = None,
-    dtype: FormatName = None,
     json: Json = False,
+    *,
+    data: RowsAsked,
+    run_as: MachineAsked,
 ) -> None:
     """Learn tasks one after the other, forgetting none.
 
@@ -95,10 +88,8 @@ def run(
     if out is not None:
         raise InputError("continual add writes into STORE alone: leave out -o, which is for continual use")
     from skillgraft.folders.movement import check_budget
-    from skillgraft.tasks.data import Data
 
     check_budget(density, entries)
-    data = Data(shots, train_rows, validation_rows, None, seed, readout, max_length)
     chosen = {"optimizer": optimizer, "lr": lr, "steps": steps, "batch_size": batch_size, "seed": train_seed}
     inside = {"lr": inside_lr, "steps": inside_steps}
     search = {
@@ -107,7 +98,7 @@ def run(
     }  # fmt: skip
     plans = [_given(each) for each in (chosen, inside, search)]
     existing = {"tuned": tuned, "convert": convert}
-    _add(store, base, task, existing, plans, data, {"device": device, "dtype": dtype}, as_json=json)
+    _add(store, base, task, existing, plans, data, run_as, as_json=json)
 
 
 def _add(

@@ -11,19 +11,15 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import (
+    MACHINE,
+    ROWS_AND_TESTS,
     Convert,
-    DeviceName,
-    FormatName,
     Json,
-    MaxLength,
+    MachineAsked,
     ModelName,
-    ReadoutName,
-    Seed,
-    Shots,
+    RowsAsked,
     TaskNames,
-    TestRows,
-    TrainRows,
-    ValidationRows,
+    sharing,
 )
 from skillgraft.errors import InputError, listed
 
@@ -35,6 +31,7 @@ if TYPE_CHECKING:
     from skillgraft.tasks.data import Data
 
 
+@sharing(data=ROWS_AND_TESTS, run_as=MACHINE)
 def run(
     base: ModelName,
     task: TaskNames,
@@ -45,14 +42,7 @@ def run(
         typer.Option(metavar="C", help="A task or text file that nothing should have changed; may be repeated."),
     ] = None,
     together: Annotated[bool, typer.Option("--together", help="Also the sum of all grafts.")] = False,
-    readout: ReadoutName = "auto",
     split: Annotated[str, typer.Option(help="test; or train, validation of the same --shots and --seed.")] = "test",
-    test_rows: TestRows = None,
-    shots: Shots = None,
-    train_rows: TrainRows = None,
-    validation_rows: ValidationRows = None,
-    seed: Seed = 0,
-    max_length: MaxLength = None,
     batch_size: Annotated[int, typer.Option(help="Rows at once.")] = 64,
     answers: Annotated[
         int, typer.Option(help="Tasks that complete prompts: so many rows' answers side by side.")
@@ -69,9 +59,10 @@ def run(
     record: Annotated[bool, typer.Option("--record", help="Store the scores in the graft files.")] = False,
     save: Annotated[Path | None, typer.Option(metavar="DIR", help="Save all predictions (npz) in this folder.")] = None,
     convert: Convert = False,
-    device: DeviceName = None,
-    dtype: FormatName = None,
     json: Json = False,
+    *,
+    data: RowsAsked,
+    run_as: MachineAsked,
 ) -> None:
     """Measure base, tuned models and grafts on tasks.
 
@@ -86,7 +77,6 @@ def run(
       skillgraft evaluate BASE --task sst2 --task mr --graft a.safetensors --graft b.safetensors --together --json
     """
     from skillgraft.folders.hub import HubName
-    from skillgraft.tasks.data import Data
     from skillgraft.tasks.plain_text import as_rows
     from skillgraft.values.graft import total
 
@@ -103,8 +93,8 @@ def run(
     folders = _by_name(tuned or [])
     grafts = {name: output.load_graft(path) for name, path in _by_name(graft or []).items()}
     if together and grafts:
-        grafts["+".join(Path(name).stem for name in grafts)] = total(list(grafts.values()))
-    data = Data(shots, train_rows, validation_rows, test_rows, seed, readout, max_length)
+        recipe = {"rule": "sum", "grafts": [each.digest for each in grafts.values()]}
+        grafts["+".join(Path(name).stem for name in grafts)] = total(list(grafts.values())).with_info(recipe=recipe)
     splits = [split, *(["validation"] if temperature or shift else [])]
     tasks = _checked_tasks(task, data, splits)
     controls = [as_rows(each) for each in control or []]
@@ -117,7 +107,7 @@ def run(
         "tuned": folders, "grafts": grafts, "data": data, "convert": convert, "batch_size": batch_size,
         "generates": generate, "controls": controls,
     }  # fmt: skip
-    with output.running("evaluating", device=device, dtype=dtype) as runtime:
+    with output.running("evaluating", **run_as) as runtime:
         found, *fitted = [evaluate(base, tasks, split=each, runtime=runtime, **asked) for each in splits]
     if fitted:
         more = {
@@ -126,7 +116,8 @@ def run(
         found = replace(found, predictions={name: {**found[name], **more[name]} for name in found})
     if save:
         found.save(save)
-    results = found.summaries()
+    facts = found.as_json(split=split)
+    results = facts["tasks"]
     if record:
         _record(graft or [], results, split)
     examples = found.examples(answers)
@@ -135,7 +126,6 @@ def run(
         for name, models in results.items()
         for line in [*output.score_table(name, models), *output.answer_lines(examples.get(name, ())), ""]
     ]
-    facts = {"readout": found.readout, "split": split, "tasks": results}
     facts |= {"examples": examples} if examples else {}
     repairs = found.repaired()
     facts |= {"repaired": repairs} if repairs else {}

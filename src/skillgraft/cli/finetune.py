@@ -10,19 +10,16 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import (
-    DeviceName,
-    FormatName,
+    MACHINE,
+    ROWS,
     Json,
-    MaxLength,
+    MachineAsked,
     ModelName,
     Out,
-    ReadoutName,
-    Seed,
-    Shots,
+    RowsAsked,
     SnapshotSeconds,
     TaskNames,
-    TrainRows,
-    ValidationRows,
+    sharing,
 )
 from skillgraft.cli.plan_options import filled_from
 from skillgraft.errors import InputError
@@ -30,16 +27,11 @@ from skillgraft.training.plan import OPTIONS, TrainingPlan
 
 
 @filled_from(TrainingPlan, OPTIONS, spelt={"seed": "train_seed"})
+@sharing(data=ROWS, run_as=MACHINE)
 def run(
     base: ModelName,
     task: TaskNames,
     out: Out,
-    shots: Shots = None,
-    train_rows: TrainRows = None,
-    validation_rows: ValidationRows = None,
-    seed: Seed = 0,
-    readout: ReadoutName = "auto",
-    max_length: MaxLength = None,
     inside: Annotated[
         Path | None, typer.Option(metavar="R", help="Train only the entries of this region or graft.")
     ] = None,
@@ -48,11 +40,11 @@ def run(
     recipe: Annotated[
         str | None, typer.Option(help="A paper's settings: p1, p1-adamw, p2-vision, p2-language.")
     ] = None,
-    device: DeviceName = None,
-    dtype: FormatName = None,
     snapshot_seconds: SnapshotSeconds = 60.0,
     json: Json = False,
     *,
+    data: RowsAsked,
+    run_as: MachineAsked,
     settings: dict[str, Any],
 ) -> None:
     """Fine-tune BASE on one task or on several at once; it resumes.
@@ -63,7 +55,7 @@ def run(
     """
     from skillgraft.files import atomic
     from skillgraft.files.graft_file import load_region
-    from skillgraft.tasks.data import Data, load_tasks
+    from skillgraft.tasks.data import load_tasks
     from skillgraft.training import plan
 
     # What needs no model is refused before torch is imported, which takes seconds. The data are read again later.
@@ -74,7 +66,6 @@ def run(
             "--inside and --outside exclude each other: give one region to train in, or one to leave alone"
         )
     regions = {name: load_region(path) if path else None for name, path in (("inside", inside), ("outside", outside))}
-    data = Data(shots, train_rows, validation_rows, None, seed, readout, max_length)
     tasks = load_tasks(task)
     for each in tasks:
         data.split(each)
@@ -83,7 +74,7 @@ def run(
     from skillgraft.training.grid import finetune_recipe
 
     asked: dict[str, Any] = {"recipe_name": recipe, "settings": settings, "epochs": epochs, "data": data, **regions}
-    with output.running("training", device=device, dtype=dtype, snapshot_seconds=snapshot_seconds) as runtime:
+    with output.running("training", **run_as, snapshot_seconds=snapshot_seconds) as runtime:
         tuned = finetune_recipe(base, tasks, out=out, runtime=runtime, **asked)
     if not output.is_main_process():
         return

@@ -8,22 +8,20 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import (
-    DeviceName,
-    FormatName,
+    MACHINE,
+    ROWS_200,
     GraftFile,
     Json,
-    MaxLength,
+    MachineAsked,
     ModelName,
     Out,
     Points,
-    ReadoutName,
-    Seed,
-    Shots,
-    TrainRows,
-    ValidationRows,
+    RowsAsked,
+    sharing,
 )
 
 
+@sharing(data=ROWS_200, run_as=MACHINE)
 def run(
     base: ModelName,
     graft: GraftFile,
@@ -35,15 +33,10 @@ def run(
     keep_control: Annotated[float, typer.Option(help="Share of BASE's accuracy that every control keeps.")] = 0.95,
     points: Points = 21,
     most: Annotated[float, typer.Option(help="The largest scale to try.")] = 3.0,
-    validation_rows: ValidationRows = 200,
-    shots: Shots = None,
-    train_rows: TrainRows = None,
-    seed: Seed = 0,
-    readout: ReadoutName = "auto",
-    max_length: MaxLength = None,
-    device: DeviceName = None,
-    dtype: FormatName = None,
     json: Json = False,
+    *,
+    data: RowsAsked,
+    run_as: MachineAsked,
 ) -> None:
     """Take a skill out of BASE and leave other skills alone.
 
@@ -55,12 +48,12 @@ def run(
       skillgraft apply BASE forget-sst2.safetensors -o WITHOUT
     """
     from skillgraft.files import atomic, graft_file
-    from skillgraft.tasks.data import Data, load_tasks
+    from skillgraft.tasks.data import load_tasks
     from skillgraft.tasks.plain_text import as_rows
+    from skillgraft.values.info import FORMATS
 
     atomic.check_target(out)
     skill = output.load_graft(graft)
-    data = Data(shots, train_rows, validation_rows, None, seed, readout, max_length)
     # Wrong data are refused here, before torch is imported, which takes seconds; they are read again later.
     target, *controls = load_tasks([task, *map(as_rows, control)])
     for each in (target, *controls):
@@ -69,7 +62,7 @@ def run(
     from skillgraft.compose.forgetting import forget
 
     asked: dict[str, Any] = {"keep": keep_control, "points": points, "most": most, "data": data}
-    with output.running("forgetting", device=device, dtype=dtype) as runtime:
+    with output.running("forgetting", **run_as) as runtime:
         found = forget(base, skill, task=target, controls=controls, runtime=runtime, **asked)
     graft_file.save(found, out)
     facts = {key: found.info["recipe"][key] for key in ("scale", "scores", "base", "points")}
@@ -90,7 +83,7 @@ def run(
         *output.digest_lines({out.name: found.digest}),
     ]
     output.show(
-        {"out": str(out), "digest": found.digest, **facts},
+        {"format": FORMATS["scales"], "out": str(out), "digest": found.digest, **facts},
         as_json=json,
         lines=[*lines, *output.columns(table, header=header)],
     )

@@ -12,23 +12,20 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import (
+    MACHINE,
+    ROWS,
     Base,
     Convert,
     Density,
-    DeviceName,
     Entries,
-    FormatName,
     Json,
-    MaxLength,
+    MachineAsked,
     MixedPrecisionName,
     Out,
-    ReadoutName,
+    RowsAsked,
     ScopeName,
-    Seed,
-    Shots,
     SnapshotSeconds,
-    TrainRows,
-    ValidationRows,
+    sharing,
 )
 from skillgraft.cli.hints import hints
 from skillgraft.errors import InputError, did_you_mean
@@ -47,6 +44,7 @@ _fisher_option = partial(typer.Option, rich_help_panel="Fisher information")
 METHODS = f"{', '.join(OF_TUNED)}; from BASE alone: {', '.join(OF_BASE)}."
 
 
+@sharing(data=ROWS, run_as=MACHINE)
 def run(
     base: Base,
     out: Out,
@@ -108,16 +106,11 @@ def run(
     rounds: Annotated[int | None, _fisher_option(help="Lowest-fisher: rounds (4).")] = None,
     damp: Annotated[float | None, _fisher_option(help="Lowest-fisher: what dropped weights count (0.1).")] = None,
     samples: Annotated[int | None, _fisher_option(help="Labels drawn per row (1).")] = None,
-    shots: Shots = None,
-    train_rows: TrainRows = None,
-    validation_rows: ValidationRows = None,
-    seed: Seed = 0,
     batch_size: Annotated[int | None, _search_option(help="Rows of one step (1024; budgeted: 24).")] = None,
-    readout: ReadoutName = "auto",
-    max_length: MaxLength = None,
     convert: Convert = False,
-    device: DeviceName = None,
-    dtype: FormatName = None,
+    *,
+    data: RowsAsked,
+    run_as: MachineAsked,
     mixed_precision: MixedPrecisionName = None,
     snapshot_seconds: SnapshotSeconds = 60.0,
     json: Json = False,
@@ -134,7 +127,7 @@ def run(
     """
     from skillgraft.files import atomic
     from skillgraft.folders.movement import check_budget
-    from skillgraft.tasks.data import Data, as_task
+    from skillgraft.tasks.data import as_task
     from skillgraft.tasks.plain_text import as_rows
 
     # What needs no model is refused before torch is imported, which takes seconds.
@@ -143,12 +136,11 @@ def run(
     if curve and paper_curve:
         raise InputError("--curve and --paper-curve are two curves: ask for one at a time")
     _check_method(method, tuned, task, match)
-    data = Data(shots, train_rows, validation_rows, None, seed, readout, max_length)
     for each in [*([as_task(task)] if task else []), *map(as_rows, [*([match] if match else []), *(control or [])])]:
         data.split(each)
     own = _given(steps=steps, lr=lr, l1=l1, init=init, look_every=look_every, patience=patience, candidates=candidates)
     own |= _given(rounds=rounds, damp=damp, samples=samples, density=density, entries=entries)
-    run_as = {"device": device, "dtype": dtype, "snapshot_seconds": snapshot_seconds}
+    run_as = {**run_as, "snapshot_seconds": snapshot_seconds}
     if method in OF_BASE:
         _refuse(
             method, start=start, keep=keep, max_rank=max_rank, curve=curve or None, paper_curve=paper_curve or None,
@@ -203,6 +195,7 @@ def _graft(
 ) -> None:
     from skillgraft.regions.localize import localize
     from skillgraft.regions.search import CURVES
+    from skillgraft.values.info import FORMATS
 
     with output.running("localizing", **run_as) as runtime:
         located = localize(base, tuned, task=task, method=method, data=data, out=out, runtime=runtime, **asked)
@@ -211,7 +204,8 @@ def _graft(
     graft, size, scores = located.graft, out.stat().st_size, located.scores
     next_commands = list(hints(located, command=sys.argv[1:], out=out))
     facts = {
-        "out": str(out), "entries": len(graft), "density": graft.region.density, "method": method, "bytes": size,
+        "format": FORMATS["localization"], "out": str(out), "entries": len(graft),
+        "density": graft.region.density, "method": method, "bytes": size,
         "scale": graft.scale, "digest": graft.digest,
         "validation": scores, "curve": list(located.curve), "curve_kind": asked["curve"] if located.curve else None,
         "by_layer": graft.region.by_layer(), "by_kind": graft.region.by_kind(),

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skillgraft.report.numbers import human_bytes as human_bytes
 from skillgraft.values.escaping import plain_json, terminal
 from skillgraft.values.printing import SCORE_COLUMNS as SCORE_COLUMNS
 from skillgraft.values.printing import answer_lines as answer_lines
 from skillgraft.values.printing import columns as columns
+from skillgraft.values.printing import human_bytes as human_bytes
 from skillgraft.values.printing import score_cells as score_cells
 from skillgraft.values.printing import score_table as score_table
 

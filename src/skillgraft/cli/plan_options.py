@@ -75,5 +75,5 @@ def _plain(kind: Any) -> Any:
 
 def _help(text: str, kind: Any, default: Any) -> str:
     choices = get_args(kind) if get_origin(kind) is Literal else ()
-    said = f"{text}: {', '.join(choices)}" if choices else text
-    return f"{said}." if default is None or isinstance(default, bool) else f"{said} ({default})."
+    sentence = f"{text}: {', '.join(choices)}" if choices else text
+    return f"{sentence}." if default is None or isinstance(default, bool) else f"{sentence} ({default})."

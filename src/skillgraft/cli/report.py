@@ -32,7 +32,6 @@ def run(
       skillgraft report runs -o page.html
       skillgraft report skill.safetensors scores.json predictions --title "Two skills" -o page.html
     """
-    from skillgraft.report.overview import in_words
     from skillgraft.report.page import report
 
     page = report(paths, out, title=title)
@@ -44,7 +43,7 @@ def run(
     kinds = sorted({each.kind for each in found.artefacts})
     counts = {kind: len(found.of(kind)) for kind in kinds}
     size = out.stat().st_size
-    lines = [f"{out}: {in_words(found)}; {output.human_bytes(size)}"]
+    lines = [f"{out}: {found.in_words()}; {output.human_bytes(size)}"]
     lines += [f"could not be read: {each.name}: {each.why}" for each in found.unread]
     lines += [f"not used: {len(found.unused)} other files"] if found.unused else []
     facts = {"out": str(out), "bytes": size, "found": counts, "sections": list(page.sections), **asides}

@@ -19,6 +19,7 @@ from skillgraft.opening.runtime import Progress, silent
 from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.task_model import TaskModel
 from skillgraft.values.graft import Graft
+from skillgraft.values.info import FORMATS
 
 ALPHAS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
 
@@ -33,7 +34,7 @@ class DisentanglementMap:
 
     def as_json(self) -> dict[str, Any]:
         errors = [[error.as_json() for error in row] for row in self.errors]
-        return {"tasks": list(self.tasks), "alphas": list(self.alphas), "errors": errors}
+        return {"format": FORMATS["map"], "tasks": list(self.tasks), "alphas": list(self.alphas), "errors": errors}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Ways to make one graft of several: one table, each rule a short function on grafts with its own keyword options.
+"""Rules that make one graft of several: one table, each rule a short function on grafts with its own keyword options.
 
 combine([g, h], rule="sum") == g + h
 combine([g, h], rule="ties", keep=0.2)

@@ -36,7 +36,7 @@ FORMAT, FORMAT_VERSION = "skillgraft.store", "1"
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTask:
     """One task in a store: its file, and what must be in it."""
 
     task: str
@@ -52,7 +52,7 @@ class ContinualStore:
     path: Path
     base: str
     base_fingerprint: str
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptTask, ...] = ()
 
     @classmethod
     def open(cls, path: str | Path) -> ContinualStore:
@@ -116,7 +116,7 @@ class ContinualStore:
         file = f"{len(self.kept) + 1:03d}-{file_name(task)}.safetensors"
         # A file that store.json does not list is what a killed process left.
         graft_file.save(graft, self.path / file, overwrite=True)
-        more = replace(self, kept=(*self.kept, Kept(task, file, graft.digest, len(graft))))
+        more = replace(self, kept=(*self.kept, KeptTask(task, file, graft.digest, len(graft))))
         more.write()
         return more
 
@@ -136,7 +136,7 @@ class ContinualStore:
             raise InputError(f"{self.path} has no task {task!r}; {did_you_mean(task, self.tasks)}")
         return self.tasks.index(task)
 
-    def _read(self, kept: Kept) -> Graft:
+    def _read(self, kept: KeptTask) -> Graft:
         file = self.path / kept.file
         if not file.is_file():
             raise FormatError(
@@ -212,8 +212,8 @@ def _parsed(path: Path, content: Any) -> ContinualStore:
     return ContinualStore(path, base, fingerprint, kept)
 
 
-def _kept(content: Any) -> Kept:
-    kept = Kept(**content)
+def _kept(content: Any) -> KeptTask:
+    kept = KeptTask(**content)
     texts = (kept.task, kept.file, kept.digest)
     if not all(isinstance(text, str) for text in texts) or not isinstance(kept.entries, int):
         raise ValueError(f"task {kept.task!r}: file and digest must be texts, entries a number")

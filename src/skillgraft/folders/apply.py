@@ -355,8 +355,8 @@ def _overlapping(grafts: Sequence[_Given]) -> list[list[_Given]]:
 
 def _agreed_prefix(grafts: Sequence[GraftStream]) -> str | None:
     """What the body's names begin with under the grafts' architecture, if they say one thing."""
-    said = {graft.info["prefix"] for graft in grafts if "prefix" in graft.info}
-    return said.pop() if len(said) == 1 else None
+    prefixes = {graft.info["prefix"] for graft in grafts if "prefix" in graft.info}
+    return prefixes.pop() if len(prefixes) == 1 else None
 
 
 def _layers(

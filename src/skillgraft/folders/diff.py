@@ -296,4 +296,4 @@ def _differing_keys(base: Mapping[str, Any], tuned: Mapping[str, Any]) -> dict[s
         key: {side: config[key] for side, config in sides.items() if key in config}
         for key in sorted(base.keys() | tuned.keys())
     }
-    return {key: said for key, said in found.items() if len(said) < 2 or said["base"] != said["tuned"]}
+    return {key: values for key, values in found.items() if len(values) < 2 or values["base"] != values["tuned"]}

@@ -212,12 +212,12 @@ def _width(module: nn.Module) -> int:
 
 def _stated(file: TensorFile) -> tuple[str, int]:
     """Design and bottleneck, once the file is known to be one of ours."""
-    said = file.metadata
-    if (said.get("format"), said.get("format_version")) != (FORMAT, FORMAT_VERSION):
-        found = f"{said.get('format', 'none')} {said.get('format_version', '')}".strip()
+    metadata = file.metadata
+    if (metadata.get("format"), metadata.get("format_version")) != (FORMAT, FORMAT_VERSION):
+        found = f"{metadata.get('format', 'none')} {metadata.get('format_version', '')}".strip()
         raise FormatError(f"{file.path}: expected the format {FORMAT} {FORMAT_VERSION}, found {found}")
-    design, bottleneck = said.get("design", ""), said.get("bottleneck", "")
-    if design not in DESIGNS or not bottleneck.isdecimal() or "base_fingerprint" not in said:
+    design, bottleneck = metadata.get("design", ""), metadata.get("bottleneck", "")
+    if design not in DESIGNS or not bottleneck.isdecimal() or "base_fingerprint" not in metadata:
         raise FormatError(
             f"{file.path}: expected a design ({', '.join(DESIGNS)}), a bottleneck and a base_fingerprint in its "
             f"metadata, found {design!r} and {bottleneck!r}"

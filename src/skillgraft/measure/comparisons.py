@@ -164,24 +164,26 @@ class Stability:
         return None if self.agreement is None else _mean(self.agreement)
 
 
-def stability(regions: Sequence[Region], *, said: Sequence[Predictions] = ()) -> Stability:
+def stability(regions: Sequence[Region], *, predictions: Sequence[Predictions] = ()) -> Stability:
     """Compare the regions of several training samples of one task, and what the grafted models say on the same test rows.
 
     P1's Θ_n, the number of regions that a task can give, is small where regions overlap much.
     """
     if len(regions) < 2:
         raise InputError(f"stability compares at least two regions, found {len(regions)}")
-    if said and len(said) != len(regions):
-        raise InputError(f"expected one set of predictions for each of the {len(regions)} regions, found {len(said)}")
+    if predictions and len(predictions) != len(regions):
+        raise InputError(
+            f"expected one set of predictions for each of the {len(regions)} regions, found {len(predictions)}"
+        )
     common = regions[0]
     for region in regions[1:]:
         common &= region
     jaccard = _pairwise(len(regions), lambda a, b: regions[a].jaccard(regions[b]))
-    if not said:
+    if not predictions:
         return Stability(jaccard, len(common))
-    same_rows(*said)
-    classes = np.stack([one.predicted for one in said])
-    agreement = _pairwise(len(said), lambda a, b: float((classes[a] == classes[b]).mean()))
+    same_rows(*predictions)
+    classes = np.stack([one.predicted for one in predictions])
+    agreement = _pairwise(len(predictions), lambda a, b: float((classes[a] == classes[b]).mean()))
     return Stability(jaccard, len(common), agreement, float((classes == classes[0]).all(axis=0).mean()))
 
 

@@ -18,7 +18,8 @@ from skillgraft.errors import InputError, WrongBase, listed
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import check_pair, extract, is_adapter
 from skillgraft.folders.hub import located
-from skillgraft.folders.weight_files import ADAPTER, has_adapters
+from skillgraft.folders.ledger import LEDGER
+from skillgraft.folders.weight_files import ADAPTER, has_adapters, read_json
 from skillgraft.live.bottleneck import stated_base
 from skillgraft.measure.damage import repaired
 from skillgraft.measure.summary import summary
@@ -29,6 +30,7 @@ from skillgraft.task_model import TaskModel, TaskRows
 from skillgraft.tasks.data import Data, TaskLike, as_task
 from skillgraft.tasks.plain_text import as_rows
 from skillgraft.values.graft import Graft, GraftLike, graft_of
+from skillgraft.values.info import FORMATS
 from skillgraft.values.printing import score_table
 
 T = TypeVar("T")
@@ -40,8 +42,8 @@ Models = Mapping[str, AnyPredictions]
 class Evaluation:
     """What every model answered about every task: `found[task][model]`, and the readout that was used.
 
-    `tuned` names the models that shares and gains are relative to: the first one counts. `controls` are the tasks that no model
-    was meant to change.
+    `tuned` names the models that shares and gains are relative to: the one that was tuned on this very task, else the first.
+    `controls` are the tasks that no model was meant to change.
     """
 
     readout: str
@@ -56,11 +58,13 @@ class Evaluation:
         return iter(self.predictions)
 
     def summaries(self) -> dict[str, dict[str, Any]]:
-        """Task → model → its `summary`: metrics with intervals, compared with base and with the first tuned model."""
+        """Task → model → its `summary`: metrics with intervals, compared with base and with a tuned model."""
         return {task: self._summaries(models) for task, models in self.predictions.items()}
 
     def _summaries(self, models: Models) -> dict[str, Any]:
-        base, tuned = models.get(BASE), models[self.tuned[0]] if self.tuned else None
+        base = models.get(BASE)
+        own = [name for name in self.tuned if models[name].made_by.get("tasks") == models[name].task]
+        tuned = models[[*own, *self.tuned][0]] if self.tuned else None
         return {
             name: summary(each, base=None if each is base else base, tuned=None if each is tuned else tuned)
             for name, each in models.items()
@@ -72,6 +76,14 @@ class Evaluation:
             return {}
         apart = {task: models for task, models in self.predictions.items() if task not in self.controls}
         return repaired(apart, {task: self.predictions[task] for task in self.controls}, tuned=self.tuned[0])
+
+    def as_json(self, *, split: str) -> dict[str, Any]:
+        """The summaries, and of each model its role and the tasks that it was made for."""
+        models = {name: each for task in self.predictions.values() for name, each in task.items()}
+        kept = ("role", "tasks", "temperature", "shift")
+        about = {name: {key: each.made_by[key] for key in kept if key in each.made_by} for name, each in models.items()}
+        facts = {"format": FORMATS["evaluation"], "readout": self.readout, "split": split, "models": about}
+        return {**facts, "tasks": self.summaries()}
 
     def table(self) -> str:
         """Every task's models as aligned lines: score, calibration, agreement with tuned, what is kept of it."""
@@ -137,10 +149,12 @@ def evaluate(
     asked_about = [*map(as_task, tasks), *map(as_rows, controls)]
     opened = TaskModel.open(base, asked_about, data=data, dtype=runtime.dtype, device=runtime.device, splits=(split,))
     models = [*([BASE] if with_base else []), *changes, *folders]
+    roles = {BASE: {"role": "base"}, **{name: _of_tuned(path) for name, path in tuned.items()}}
+    roles |= {name: _of_graft(graft) for name, graft in skills.items()}
     total, rows = len(models) * sum(len(opened.rows.examples(task, split)) for task in opened.tasks), opened.rows
 
     def ask(model: TaskModel, name: str, graft: Graft | None = None) -> dict[str, AnyPredictions]:
-        asked: dict[str, Any] = {"split": split, "batch_size": batch_size, "made_by": {"model": name}}
+        asked: dict[str, Any] = {"split": split, "batch_size": batch_size, "made_by": {"model": name, **roles[name]}}
         asked["progress"] = _reporter(runtime, rows, split, models.index(name), total)
         own = list(rows.readouts)
         found = model.predict(graft, tasks=own[: len(tasks)], generates=generates, **asked)
@@ -154,6 +168,24 @@ def evaluate(
     ordered = [name for name in (BASE, *tuned, *skills) if name in found]
     answers = {task: {name: found[name][task] for name in ordered} for task in rows.readouts}
     return Evaluation(rows.name, answers, tuple(tuned), tuple(answers)[len(tasks) :])
+
+
+def _of_tuned(path: str | Path) -> dict[str, str]:
+    """What predictions say of a tuned folder: the tasks that it was tuned on, where finetune made it."""
+    ledger = Path(path) / LEDGER
+    made = read_json(ledger).get("made") if ledger.is_file() else None
+    tasks = made.get("tasks") if isinstance(made, dict) else None
+    return {"role": "tuned", "tasks": ", ".join(map(str, tasks or ()))}
+
+
+def _of_graft(graft: Graft) -> dict[str, str]:
+    return {"role": role_of(graft), "tasks": graft.info.text("task")}
+
+
+def role_of(graft: Graft) -> str:
+    """One skill is a `graft`, several are a `sum`; `forgotten` is what takes a skill away."""
+    recipe = graft.info.get("recipe", {})
+    return "forgotten" if "forget" in recipe else "sum" if len(recipe.get("grafts", ())) > 1 else "graft"
 
 
 def _by_name(models: Mapping[str, T] | Sequence[T]) -> Mapping[str, T]:
@@ -199,7 +231,7 @@ def _check_folder(base: Path, folder: Path, *, convert: bool) -> None:
 def _reporter(runtime: Runtime, rows: TaskRows, split: str, index: int, total: int) -> Callable[[str, int, int], None]:
     """Progress over the rows of all tasks and models."""
     sizes = {task: len(rows.examples(task, split)) for task in rows.readouts}
-    before = {task: sum(list(sizes.values())[:place]) for place, task in enumerate(sizes)}
+    before = {task: sum(list(sizes.values())[:at]) for at, task in enumerate(sizes)}
 
     def report(task: str, done: int, _of: int) -> None:
         runtime.progress(index * sum(sizes.values()) + before[task] + done, total, {"task": task})

@@ -2,8 +2,8 @@
 
 Predictions of the same rows are resampled together (paired), those of different rows independently.
 
-    >>> said = Predictions([[1.0, 0.0]] * 8, [0, 0, 0, 0, 0, 0, 1, 1], task="sst2")
-    >>> interval(said, metric="accuracy").as_json()
+    >>> predictions = Predictions([[1.0, 0.0]] * 8, [0, 0, 0, 0, 0, 0, 1, 1], task="sst2")
+    >>> interval(predictions, metric="accuracy").as_json()
     {'value': 0.75, 'low': 0.5, 'high': 1.0}
 
 A trap: ECE is biased upwards on few rows, and on a resample more so; its interval can lie above its value.
@@ -142,10 +142,10 @@ def paired_ratio(
     return estimate(lambda n: quotient(n[0], n[1]), pair, bootstrap=bootstrap, undefined=undefined)
 
 
-def paired(metric: str | Metric, *said: AnyPredictions) -> list[Tally]:
+def paired(metric: str | Metric, *predictions: AnyPredictions) -> list[Tally]:
     """One tally for each predictions, after checking that they are about the same rows: a group for `estimate`."""
-    same_rows(*said)
-    return [metric_named(metric).tally(each) for each in said]
+    same_rows(*predictions)
+    return [metric_named(metric).tally(each) for each in predictions]
 
 
 ENOUGH_SEEDS = 5

@@ -29,8 +29,8 @@ from skillgraft.values.kinds import parts_of
 from skillgraft.values.names import natural_key
 from skillgraft.values.region import Region
 
-# said[task][model], as `evaluate` gives it.
-Said = Mapping[str, Mapping[str, AnyPredictions]]
+# predictions[task][model], as `evaluate` gives it.
+PredictionTable = Mapping[str, Mapping[str, AnyPredictions]]
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Matrix:
         """Every cell from the names of its row and column."""
         return cls(tuple(rows), tuple(columns), tuple(tuple(cell(row, column) for column in columns) for row in rows))
 
-    def __getitem__(self, place: tuple[str, str]) -> Estimate:
+    def __getitem__(self, cell: tuple[str, str]) -> Estimate:
         """The cell of (row, column)."""
-        row, column = place
+        row, column = cell
         for name, known in ((row, self.rows), (column, self.columns)):
             if name not in known:
                 raise InputError(f"this table has no {name!r}; {did_you_mean(name, known)}")
@@ -76,7 +76,7 @@ def coverage_matrix(regions: Mapping[str, Region]) -> Matrix:
 
 
 def gain_matrix(
-    said: Said,
+    predictions: PredictionTable,
     models: Sequence[str],
     *,
     base: str = "base",
@@ -90,28 +90,28 @@ def gain_matrix(
     """
 
     def cell(model: str, task: str) -> Estimate:
-        of = _models(said, task, (model, base, tuned))
+        of = _models(predictions, task, (model, base, tuned))
         return relative_gain(of[model], of[tuned], base=of[base], least=least, bootstrap=bootstrap)
 
-    return Matrix.of(models, list(said), cell)
+    return Matrix.of(models, list(predictions), cell)
 
 
-def score_matrix(said: Said, models: Sequence[str], *, bootstrap: Bootstrap = Bootstrap()) -> Matrix:
+def score_matrix(predictions: PredictionTable, models: Sequence[str], *, bootstrap: Bootstrap = Bootstrap()) -> Matrix:
     """Row i, column j: score of model i on task j; a task that a model was not run on is left open."""
 
     def cell(model: str, task: str) -> Estimate:
-        if model not in said[task]:
+        if model not in predictions[task]:
             return Estimate(None, reason=f"{model} was not measured on {task}")
-        return interval(said[task][model], metric=METRICS["score"], bootstrap=bootstrap)
+        return interval(predictions[task][model], metric=METRICS["score"], bootstrap=bootstrap)
 
-    return Matrix.of(models, list(said), cell)
+    return Matrix.of(models, list(predictions), cell)
 
 
-def _models(said: Said, task: str, names: Sequence[str]) -> Mapping[str, AnyPredictions]:
+def _models(predictions: PredictionTable, task: str, names: Sequence[str]) -> Mapping[str, AnyPredictions]:
     for name in names:
-        if name not in said[task]:
-            raise InputError(f"{task}: nothing is known of a model {name!r}; {did_you_mean(name, said[task])}")
-    return said[task]
+        if name not in predictions[task]:
+            raise InputError(f"{task}: nothing is known of a model {name!r}; {did_you_mean(name, predictions[task])}")
+    return predictions[task]
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ Each metric here is a function of the *column sums* of a small table with one li
 column of hits; ECE: one column for each bin). So one formula gives the value and, from the sums of resampled rows, the
 whole bootstrap in one matrix product. scikit-learn and torchmetrics are the judges of these formulas in the tests.
 
-    >>> said = Predictions([[2.0, 0.0], [0.0, 1.0]], [0, 0], task="sst2")
-    >>> METRICS["accuracy"](said), round(calibration_error(bins=10)(said), 3)
+    >>> predictions = Predictions([[2.0, 0.0], [0.0, 1.0]], [0, 0], task="sst2")
+    >>> METRICS["accuracy"](predictions), round(calibration_error(bins=10)(predictions), 3)
     (0.5, 0.425)
 """
 
@@ -99,15 +99,15 @@ def calibration_error(bins: int = ECE_BINS) -> Metric:
     return Metric(partial(_calibration_error, bins=bins))
 
 
-def _accuracy(said: Predictions) -> Tally:
-    return mean_tally(said.hits)
+def _accuracy(predictions: Predictions) -> Tally:
+    return mean_tally(predictions.hits)
 
 
-def _f1(said: Predictions) -> Tally:
+def _f1(predictions: Predictions) -> Tally:
     """F1 of label 1: 2·hits / (answered 1 + truly 1), and 0 when nothing is 1."""
-    if said.classes != 2:
-        raise InputError(f"F1 of label 1 needs 2 classes, found {said.classes}; use balanced_accuracy")
-    answered, truly = said.predicted == 1, said.labels == 1
+    if predictions.classes != 2:
+        raise InputError(f"F1 of label 1 needs 2 classes, found {predictions.classes}; use balanced_accuracy")
+    answered, truly = predictions.predicted == 1, predictions.labels == 1
     return Tally(_columns(answered & truly, answered, truly), lambda sums, _: _f1_of(*np.moveaxis(sums, -1, 0)))
 
 
@@ -115,10 +115,10 @@ def _f1_of(hits: FloatArray, answered: FloatArray, truly: FloatArray) -> FloatAr
     return 2 * hits / np.maximum(answered + truly, 1)
 
 
-def _balanced_accuracy(said: Predictions) -> Tally:
+def _balanced_accuracy(predictions: Predictions) -> Tally:
     """The mean over classes of the share of their rows that is right; classes without rows do not count."""
-    truly = _one_hot(said.labels, said.classes)
-    return Tally(np.hstack([truly * said.hits[:, None], truly]), _mean_recall)
+    truly = _one_hot(predictions.labels, predictions.classes)
+    return Tally(np.hstack([truly * predictions.hits[:, None], truly]), _mean_recall)
 
 
 def _mean_recall(sums: FloatArray, _rows: int) -> FloatArray:
@@ -127,25 +127,27 @@ def _mean_recall(sums: FloatArray, _rows: int) -> FloatArray:
     return recalls
 
 
-def _calibration_error(said: Predictions, *, bins: int) -> Tally:
-    gaps = said.confidence - said.hits
-    columns = _one_hot(bin_of(said.confidence, bins), bins) * gaps[:, None]
+def _calibration_error(predictions: Predictions, *, bins: int) -> Tally:
+    gaps = predictions.confidence - predictions.hits
+    columns = _one_hot(bin_of(predictions.confidence, bins), bins) * gaps[:, None]
     return Tally(columns, lambda sums, rows: np.abs(sums).sum(axis=-1) / rows)
 
 
-def _nll(said: Predictions) -> Tally:
+def _nll(predictions: Predictions) -> Tally:
     """The mean of −log p(true label), in nats."""
-    return mean_tally(-said.log_probabilities[np.arange(len(said)), said.labels])
+    return mean_tally(-predictions.log_probabilities[np.arange(len(predictions)), predictions.labels])
 
 
-def _brier(said: Predictions) -> Tally:
+def _brier(predictions: Predictions) -> Tally:
     """The mean squared distance of the probabilities from the truth, summed over classes: from 0 to 2."""
-    return mean_tally(((said.probabilities - _one_hot(said.labels, said.classes)) ** 2).sum(axis=1))
+    return mean_tally(
+        ((predictions.probabilities - _one_hot(predictions.labels, predictions.classes)) ** 2).sum(axis=1)
+    )
 
 
-def _majority(said: Predictions) -> Tally:
+def _majority(predictions: Predictions) -> Tally:
     """What one constant answer scores on these rows: the most frequent label, or always 1 where the metric is F1."""
-    return Tally(_one_hot(said.labels, said.classes), _MAJORITY[said.metric])
+    return Tally(_one_hot(predictions.labels, predictions.classes), _MAJORITY[predictions.metric])
 
 
 # Metric of the task → score of the constant answer, from how often each label occurs.
@@ -155,9 +157,9 @@ _MAJORITY: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {
 }
 
 
-def _score(said: Predictions) -> Tally:
+def _score(predictions: Predictions) -> Tally:
     """The task's own metric."""
-    return METRICS[said.metric].tally(said)
+    return METRICS[predictions.metric].tally(predictions)
 
 
 def _columns(*columns: npt.NDArray[np.bool_]) -> FloatArray:

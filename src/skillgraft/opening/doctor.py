@@ -19,6 +19,7 @@ _USES = {
     "datasets": "hub datasets, parquet (skillgraft[data])",
     "gguf": "GGUF models (skillgraft[gguf])",
     "plotly": "figures and reports (skillgraft[report])",
+    "jinja2": "reports (skillgraft[report])",
     "kaleido": "figures as SVG (skillgraft[report], and a Chromium browser)",
 }
 

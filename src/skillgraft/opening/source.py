@@ -198,9 +198,9 @@ class Source:
             raise
         except Exception as error:  # damaged files end in errors of every kind, deep in other packages
             # KeyError prints its argument in quotes, and some messages run over a page.
-            said = str(error.args[0] if error.args else error).strip().partition("\n")[0]
+            reason = str(error.args[0] if error.args else error).strip().partition("\n")[0]
             kind = "folder" if self.folder else "name (no such folder here; tried the hub)"
-            raise InputError(f"{self.name}: {what} cannot be read from this {kind}: {said}") from error
+            raise InputError(f"{self.name}: {what} cannot be read from this {kind}: {reason}") from error
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from skillgraft.report.page import report
 from skillgraft.report.sheet import Result, save_result
 from skillgraft.tasks.data import Data
 from skillgraft.training.plan import TrainingPlan
+from skillgraft.values.info import FORMATS
 
 TASKS = ("reviews", "urgency", "questions")
 FORGOTTEN, CONTROL = "reviews", "questions"
@@ -61,7 +62,9 @@ def demo(out: str | Path, *, base: str | None = None, on_step: Callable[[Step, i
     result = Result("demo", "three skills in one model", tuple(filled(draft, store, failures) for draft in drafts))
     shown = target / "artefacts"
     _copy(course, store, shown)
-    save_result(result, shown / "scores.json")
+    save_result(result, target / "scores.json")
+    # The other tables are on the page already, made of the grafts and predictions themselves.
+    save_result(replace(result, sheets=result.sheets[-1:]), shown / "density.json")
     page = target / "report.html"
     page.unlink(missing_ok=True)
     report([shown], page, title="skillgraft demo")
@@ -86,10 +89,15 @@ def _copy(course: _Course, store: Store, shown: Path) -> None:
     tried = {"added up": {"scale": search["best"]["scale"], "search": search},
              "forgotten": {name: forgotten[name] for name in ("scale", "scores", "base", "points")}}  # fmt: skip
     for name, facts in tried.items():
-        (shown / f"{name}, scales.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
+        text = json.dumps({"format": FORMATS["scales"], **facts})
+        (shown / f"{name}, scales.json").write_text(f"{text}\n", encoding="utf-8")
     for task in TASKS:
+        called = {"graft": task, "all grafts": "added up", f"no {FORGOTTEN}": "forgotten"}
+        roles = {"all grafts": "sum", f"no {FORGOTTEN}": "forgotten"}
         for name, model in course.models(task).items():
-            store.read(course.answer(task, **model)).save(shown / f"{task}, {name}.npz")
+            found = store.read(course.answer(task, **model))
+            about = {"model": called.get(name, name), "role": roles.get(name, name), "tasks": task}
+            replace(found, made_by={**found.made_by, **about}).save(shown / f"{task}, {name}.npz")
 
 
 def bundled_base() -> str:

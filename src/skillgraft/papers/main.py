@@ -163,7 +163,7 @@ def _purifying(arguments: Arguments) -> float:
 
 
 def _costing(arguments: Arguments) -> float:
-    rows = sum(way.plan.batch_size for way in arguments["ways"].values())
+    rows = sum(setup.plan.batch_size for setup in arguments["setups"].values())
     return float(_COUNTED_STEPS * rows * _length(arguments))
 
 

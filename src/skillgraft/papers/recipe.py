@@ -24,8 +24,8 @@ from skillgraft.papers.profile import Profile
 from skillgraft.papers.run import Store
 from skillgraft.papers.samples import Ask, Sample, called
 from skillgraft.papers.steps import Asked, steps_in
-from skillgraft.report.numbers import Unit
 from skillgraft.report.sheet import Cell, Look, Sheet
+from skillgraft.values.printing import Unit
 
 # The results of a cell's steps → its number.
 Formula = Callable[..., Estimate | float]

@@ -229,7 +229,7 @@ def plain(value: Any) -> Any:
 
 
 def _is_value(value: Any) -> bool:
-    """Whether it is a frozen value of plain fields (Data, TrainingPlan, Way …)."""
+    """Whether it is a frozen value of plain fields (Data, TrainingPlan, Setup …)."""
     opaque = isinstance(value, Step | Part | Region | Graft | type)
     return is_dataclass(value) and not opaque
 

@@ -177,6 +177,6 @@ def _stacked(
     """One array; rows with fewer choices than others are filled up with -inf."""
     width = max((len(value) for value in values), default=0)
     result = np.full((len(values), width), -np.inf, np.float32)
-    for place, value in enumerate(values):
-        result[place, : len(value)] = value
+    for row, value in enumerate(values):
+        result[row, : len(value)] = value
     return result

@@ -1,9 +1,9 @@
-"""What a model said about every row of a split: `Predictions`, the value that all measuring starts from.
+"""What a model answered about every row of a split: `Predictions`, the value that all measuring starts from.
 
 A model runs once; every metric, comparison, interval and picture is a function of what is kept here.
 
-    >>> said = Predictions([[2.0, 0.0], [0.0, 1.0]], [0, 0], task="sst2", label_names=("bad", "good"))
-    >>> said.predicted.tolist(), [round(float(c), 3) for c in said.confidence]
+    >>> predictions = Predictions([[2.0, 0.0], [0.0, 1.0]], [0, 0], task="sst2", label_names=("bad", "good"))
+    >>> predictions.predicted.tolist(), [round(float(c), 3) for c in predictions.confidence]
     ([0, 1], [0.881, 0.731])
 
 The file is an .npz of three arrays, `scores`, `labels` and `header` (JSON as bytes), never pickled, written to a
@@ -179,49 +179,53 @@ def _read_only(array: _Array) -> _Array:
     return array
 
 
-def _words(said: Predictions) -> dict[str, Any]:
+def _words(predictions: Predictions) -> dict[str, Any]:
     """Everything but the arrays, as the file's header holds it."""
     return {
-        "task": said.task,
-        "metric": said.metric,
-        "label_names": list(said.label_names),
-        "made_by": dict(said.made_by),
+        "task": predictions.task,
+        "metric": predictions.metric,
+        "label_names": list(predictions.label_names),
+        "made_by": dict(predictions.made_by),
     }
 
 
-def _check_words(said: Predictions) -> None:
-    if not isinstance(said.task, str) or not said.task:
-        raise InputError(f"task must be a name, found {said.task!r}")
-    if said.metric not in TASK_METRICS:
-        raise InputError(f"unknown task metric {said.metric!r}; {did_you_mean(str(said.metric), TASK_METRICS)}")
-    texts = [*said.label_names, *said.made_by, *said.made_by.values()]
+def _check_words(predictions: Predictions) -> None:
+    if not isinstance(predictions.task, str) or not predictions.task:
+        raise InputError(f"task must be a name, found {predictions.task!r}")
+    if predictions.metric not in TASK_METRICS:
+        raise InputError(
+            f"unknown task metric {predictions.metric!r}; {did_you_mean(str(predictions.metric), TASK_METRICS)}"
+        )
+    texts = [*predictions.label_names, *predictions.made_by, *predictions.made_by.values()]
     if not all(isinstance(text, str) for text in texts):
         raise InputError("label_names and made_by hold strings only; write numbers as text")
-    if len(set(said.label_names)) != len(said.label_names):
-        raise InputError(f"label_names must differ from each other, found {list(said.label_names)}")
+    if len(set(predictions.label_names)) != len(predictions.label_names):
+        raise InputError(f"label_names must differ from each other, found {list(predictions.label_names)}")
 
 
-def _check_shapes(said: Predictions) -> None:
-    scores, labels = said.scores.shape, said.labels.shape
+def _check_shapes(predictions: Predictions) -> None:
+    scores, labels = predictions.scores.shape, predictions.labels.shape
     if len(scores) != 2 or scores[0] < 1 or scores[1] < 2:
         raise InputError(f"scores must have the shape (rows ≥ 1, classes ≥ 2), found {scores}")
     if labels != scores[:1]:
         raise InputError(f"labels must have the shape ({scores[0]},), one for each row of scores, found {labels}")
-    if said.label_names and len(said.label_names) != scores[1]:
-        raise InputError(f"{scores[1]} classes need as many label_names (or none), found {len(said.label_names)}")
-    if said.metric == "f1" and scores[1] != 2:
+    if predictions.label_names and len(predictions.label_names) != scores[1]:
+        raise InputError(
+            f"{scores[1]} classes need as many label_names (or none), found {len(predictions.label_names)}"
+        )
+    if predictions.metric == "f1" and scores[1] != 2:
         raise InputError(f"metric f1 needs 2 classes (it is the F1 of label 1), found {scores[1]}")
 
 
-def _check_numbers(said: Predictions) -> None:
-    scores, labels = said.scores, said.labels
+def _check_numbers(predictions: Predictions) -> None:
+    scores, labels = predictions.scores, predictions.labels
     missing = np.isneginf(scores)
     _refuse_rows(np.isnan(scores).any(axis=1), "NaN among the scores; the model that made them diverged")
     _refuse_rows(np.isposinf(scores).any(axis=1), "a score of +inf; scores must fit into float32")
     _refuse_rows(
         (missing[:, :-1] & ~missing[:, 1:]).any(axis=1), "−inf before a finite score; padding stands at the end"
     )
-    _refuse_rows((labels < 0) | (labels >= said.classes), f"a label outside 0 … {said.classes - 1}")
+    _refuse_rows((labels < 0) | (labels >= predictions.classes), f"a label outside 0 … {predictions.classes - 1}")
     _refuse_rows(missing[np.arange(len(labels)), labels], "a label whose score is padding (−inf)")
 
 

@@ -17,7 +17,7 @@ from skillgraft.folders.extract import extract
 from skillgraft.regions.choose import choose_region
 from skillgraft.regions.sensitivity import DENSITY
 from skillgraft.tasks.data import Data, TaskLike
-from skillgraft.training.costs import Way
+from skillgraft.training.costs import Setup
 from skillgraft.training.finetune import Tuned, finetune
 from skillgraft.training.plan import TrainingPlan
 from skillgraft.values.region import Region
@@ -32,7 +32,7 @@ def p2_methods(
     scope: str = "layers",
     first: str | Path | None = None,
     data: Data = Data(),
-) -> dict[str, Way]:
+) -> dict[str, Setup]:
     """Every method with the same plan, and regions of the same density. LoTA is there if a `first` fine-tune is.
 
     TaLoS's region is found on the training rows of `data`; its seed draws the random one.
@@ -44,8 +44,8 @@ def p2_methods(
     }
     if first is not None:
         regions["lota"] = lota_region(base, first, density=density, scope=scope)
-    whole = {name: Way(plan.with_changes(method=name)) for name in ("full", "linear", "lora")}
-    return whole | {name: Way(plan, inside=region) for name, region in regions.items()}
+    whole = {name: Setup(plan.with_changes(method=name)) for name in ("full", "linear", "lora")}
+    return whole | {name: Setup(plan, inside=region) for name, region in regions.items()}
 
 
 def lota_region(base: str | Path, first: str | Path, *, density: float = DENSITY, scope: str = "layers") -> Region:

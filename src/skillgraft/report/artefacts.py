@@ -1,7 +1,7 @@
 """What a folder holds: every file is read as what it is, listed as not used, or listed with what is wrong with it.
 
     found = find(["runs", "skill.safetensors"])
-    found.of("graft"), found.unread, found.unused
+    found.of("graft"), found.scores(), found.unread, found.unused
 
 A model folder counts as one artefact; grafts and predictions that were put into it are found too. Nothing is skipped
 silently, and one damaged file does not spoil the rest.
@@ -10,9 +10,10 @@ silently, and one damaged file does not spoil the rest.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
@@ -24,13 +25,21 @@ from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.ledger import LEDGER, Ledger
 from skillgraft.folders.weight_files import read_json
 from skillgraft.predictions.predictions import AnyPredictions, load_predictions
-from skillgraft.report import printed
-from skillgraft.report.printed import Scores
+from skillgraft.report import json_artefacts
+from skillgraft.report.json_artefacts import Scores, predicted
 from skillgraft.report.sheet import FORMAT, load_result
 from skillgraft.values import strict_json
+from skillgraft.values.graft import Graft
 from skillgraft.values.info import Info
 from skillgraft.values.region import Region
 
+# Kind → what one and several of it are called.
+_WORDS: Mapping[str, tuple[str, str]] = {
+    "graft": ("graft", "grafts"), "region": ("region", "regions"), "model": ("model folder", "model folders"),
+    "predictions": ("file of predictions", "files of predictions"), "result": ("result", "results"),
+    "evaluation": ("evaluation", "evaluations"), "localization": ("search for a region", "searches for regions"),
+    "scales": ("search for a scale", "searches for scales"), "map": ("disentanglement map", "disentanglement maps"),
+}  # fmt: skip
 _OURS = (graft_file.GRAFT, graft_file.REGION)
 
 
@@ -49,6 +58,15 @@ class Artefact:
         """What figures call it: its name without folders and, for a file, without ending."""
         path = Path(self.name)
         return path.name if self.kind == "model" else path.stem
+
+    @property
+    def base(self) -> str:
+        """The fingerprint of the base that a graft, region or tuned model belongs to; "" where none is known."""
+        return str(getattr(self.value, "base_fingerprint", ""))
+
+    @property
+    def region(self) -> Region | None:
+        return self.value.region if isinstance(self.value, Graft | NamedRegion) else None
 
 
 @dataclass(frozen=True)
@@ -87,6 +105,66 @@ class Found:
 
     def of(self, *kinds: str) -> list[Artefact]:
         return [each for each in self.artefacts if each.kind in kinds]
+
+    def in_words(self) -> str:
+        """`2 grafts, 1 region and 3 results`."""
+        counts = Counter(each.kind for each in self.artefacts)
+        parts = [f"{counts[kind]} {words[counts[kind] > 1]}" for kind, words in _WORDS.items() if counts[kind]]
+        return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1]))) if parts else "nothing to show"
+
+    def base_bytes(self) -> dict[str, int]:
+        """Fingerprint → size of the model folders that were found."""
+        return {each.value.fingerprint: each.bytes for each in self.of("model")}
+
+    def regions(self, *kinds: str, only: Container[str] | None = None) -> dict[str, Region]:
+        """The regions of these artefacts, or only of those with these names, by short names."""
+        members = [each for each in self.of(*kinds) if only is None or each.name in only]
+        named = zip(short_names(members), members, strict=True)
+        return {name: each.region for name, each in named if each.region is not None}
+
+    def predictions(self) -> dict[tuple[str, str, str], dict[str, AnyPredictions]]:
+        """Saved predictions by folder, task and split, and in there by model; base comes first."""
+        groups: dict[tuple[str, str, str], list[Artefact]] = {}
+        for artefact in sorted(self.of("predictions"), key=lambda each: (_model_name(each) != "base", each.name)):
+            folder = str(PurePosixPath(artefact.name).parent)
+            key = (folder, artefact.value.task, artefact.value.made_by.get("split", "some"))
+            groups.setdefault(key, []).append(artefact)
+        return {key: _by_model(members) for key, members in sorted(groups.items())}
+
+    def scores(self) -> list[Scores]:
+        """Every table of scores, all that is known of the same rows in one; test rows first."""
+        order = ("evaluation", "localization", "graft")
+        given = [scores for kind in order for artefact in self.of(kind) for scores in artefact.scores]
+        computed = [predicted(models, split=split) for (_, _, split), models in self.predictions().items()]
+        merged: list[Scores] = []
+        for one in [*given, *computed]:
+            joined = next(((at, both) for at, other in enumerate(merged) if (both := other.joined(one))), None)
+            if joined:
+                merged[joined[0]] = joined[1]
+            else:
+                merged.append(one)
+        return sorted(merged, key=lambda each: each.split != "test")
+
+
+def short_names(artefacts: Sequence[Artefact]) -> list[str]:
+    """What figures call these: the file's name alone where it tells them apart, the whole one where not."""
+    stems = [each.stem for each in artefacts]
+    return [stem if stems.count(stem) == 1 else each.name for stem, each in zip(stems, artefacts, strict=True)]
+
+
+def _by_model(members: Sequence[Artefact]) -> dict[str, AnyPredictions]:
+    """Models by what they are, those that are the same ("graft" twice) by their files."""
+    models = [*map(_model_name, members)]
+    files = short_names(members)
+    names = [model if models.count(model) == 1 else file for model, file in zip(models, files, strict=True)]
+    if len(set(names)) < len(names):
+        names = [each.name for each in members]
+    return {name: each.value for name, each in zip(names, members, strict=True)}
+
+
+def _model_name(artefact: Artefact) -> str:
+    """What a predictions file says that it comes from."""
+    return str(artefact.value.made_by.get("model", artefact.stem))
 
 
 class _NotOurs(Exception):
@@ -201,7 +279,7 @@ def _predictions(path: Path) -> tuple[str, AnyPredictions]:
 
 
 def _json(path: Path) -> tuple[str, Any]:
-    """A result, or what a verb printed with `--json`, told by the fields it has."""
+    """A result, or what a verb printed with `--json`, by the format that it names."""
     try:
         found = strict_json.parse(read_text(path, limit=CONFIG_BYTES))
     except ValueError as error:
@@ -210,20 +288,12 @@ def _json(path: Path) -> tuple[str, Any]:
         raise _NotOurs("JSON, but not an object that a report shows")
     if found.get("format") == FORMAT:
         return "result", load_result(path)
-    for fields, kind, read in PRINTED:
-        if fields <= found.keys():
-            return kind, read(found)
-    raise _NotOurs("JSON without anything that a report shows")
+    known = json_artefacts.read(found)
+    if known is None:
+        raise _NotOurs("JSON without a format that a report reads")
+    return known
 
 
-# The fields that tell what a verb printed, what it is, and how it is read.
-PRINTED: tuple[tuple[frozenset[str], str, Callable[[Mapping[str, Any]], Any]], ...] = (
-    (frozenset({"split", "tasks"}), "evaluation", printed.evaluation),
-    (frozenset({"validation", "curve", "density"}), "localization", printed.localization),
-    (frozenset({"scale", "search"}), "scales", printed.scale_search),  # of `combine`
-    (frozenset({"scale", "points"}), "scales", printed.scale_search),  # of `forget`
-    (frozenset({"alphas", "errors", "tasks"}), "map", printed.disentanglement),
-)
 READERS: Mapping[str, Callable[[Path], tuple[str, Any]]] = MappingProxyType(
     {".safetensors": _tensors, ".npz": _predictions, ".json": _json}
 )
@@ -231,6 +301,8 @@ _SCORES: Mapping[str, Callable[[Artefact], tuple[Scores, ...]]] = MappingProxyTy
     {
         "evaluation": lambda artefact: artefact.value,
         "localization": lambda artefact: (artefact.value.scores,),
-        "graft": lambda artefact: printed.recorded(artefact.value, Path(artefact.name).name),
+        "graft": lambda artefact: json_artefacts.checked(
+            json_artefacts.recorded, artefact.value, Path(artefact.name).name
+        ),
     }
 )

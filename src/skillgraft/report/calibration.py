@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 
 from skillgraft.measure.calibration import Reliability
 from skillgraft.report import look
-from skillgraft.report.from_values import bin_names
 from skillgraft.report.sheet import Cell, Sheet
+from skillgraft.report.value_sheets import bin_names
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-def reliability_diagram(found: Reliability, *, title: str) -> Figure:
-    """Accuracy by confidence (P1 §4.1): bars below the diagonal are over-confident, the hatched part is the gap."""
-    drawn = look.new_figure(title, height=320, barmode="overlay", bargap=0)
+def reliability_diagram(found: Reliability, *, title: str, small: bool = False) -> Figure:
+    """Accuracy by confidence (P1 §4.1): bars below the diagonal are over-confident, the hatched part is the gap.
+
+    A small one leaves axis titles and legend to the text above it.
+    """
+    drawn = look.new_figure(title, height=180 if small else 320, barmode="overlay", bargap=0, showlegend=not small)
     width = 100 * (found.edges[1] - found.edges[0])
     centres = [100 * (low + high) / 2 for low, high in pairwise(found.edges)]
     texts = [
@@ -42,10 +45,11 @@ def reliability_diagram(found: Reliability, *, title: str) -> Figure:
         x=[0, 100], y=[0, 100], mode="lines", name="as sure as right", hoverinfo="skip",
         line={"color": look.MUTED, "dash": "dash", "width": 1.5},
     )  # fmt: skip
-    drawn.update_layout(
-        xaxis={"title": {"text": "confidence (%)"}, "range": [0, 100]},
-        yaxis={"title": {"text": "accuracy (%)"}, "range": [0, 102]},
+    titles = ("", "") if small else ("confidence (%)", "accuracy (%)")
+    across, up = (
+        {"title": {"text": text}, "tickvals": [0, 50, 100]} if small else {"title": {"text": text}} for text in titles
     )
+    drawn.update_layout(xaxis={**across, "range": [0, 100]}, yaxis={**up, "range": [0, 102]})
     return drawn
 
 

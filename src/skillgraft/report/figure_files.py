@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from skillgraft.files import atomic
 from skillgraft.report import look
+from skillgraft.report.blocks import Drawing, library, render
 from skillgraft.report.figures import figure
-from skillgraft.report.markup import document, drawing, library, tag
 from skillgraft.report.sheet import Result, Sheet
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def _options(figure: Figure) -> dict[str, Any]:
 
 def _with_steady_traces(figure: Figure) -> Figure:
     steady = type(figure)(figure)
-    for place, trace in enumerate(steady.data):
-        trace.uid = str(place)
+    for number, trace in enumerate(steady.data):
+        trace.uid = str(number)
     return steady
 
 
@@ -106,12 +106,9 @@ def _with_steady_names(picture: str) -> str:
 
 
 def _page(title: str, sheets: Sequence[Sheet], figures: Sequence[Figure]) -> str:
-    drawings = [
-        drawing(f"figure-{place}", each, caption=sheet.title, notes=sheet.notes)
-        for place, (sheet, each) in enumerate(zip(sheets, figures, strict=True))
-    ]
-    body = [tag("main", tag("h1", title), *drawings)]
-    return document(title, *body, plotly=LIBRARY)
+    pairs = enumerate(zip(sheets, figures, strict=True))
+    drawings = [Drawing.of(f"figure-{number}", sheet, drawn=each, numbers=False) for number, (sheet, each) in pairs]
+    return render("figures.html", title=title, plotly=LIBRARY, drawings=drawings)
 
 
 def _share_library(folder: Path) -> None:

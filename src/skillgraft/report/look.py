@@ -61,19 +61,19 @@ def new_figure(title: str, *, height: int, **layout: Any) -> Figure:
     return graph_objects().Figure(layout={"template": template(), "height": height, **words, **layout})
 
 
-def series(place: int) -> dict[str, Any]:
+def series(number: int) -> dict[str, Any]:
     """Colour, dash, marker and pattern of the nth series: each alone tells it from its neighbours."""
     return {
-        "colour": COLOURS[place % len(COLOURS)],
-        "dash": DASHES[place % len(DASHES)],
-        "marker": MARKERS[place % len(MARKERS)],
-        "pattern": PATTERNS[place % len(PATTERNS)],
+        "colour": COLOURS[number % len(COLOURS)],
+        "dash": DASHES[number % len(DASHES)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "pattern": PATTERNS[number % len(PATTERNS)],
     }
 
 
 def faded(colour: str, share: float) -> str:
     """The colour, see-through."""
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, {share})"
 
 
@@ -83,7 +83,7 @@ def literal(text: str) -> str:
 
 
 def names_on_axis(names: tuple[str, ...]) -> dict[str, Any]:
-    """Ticks 0, 1, 2 … under these names, long ones cut. Places and not names are plotted: cut names may be equal."""
+    """Ticks 0, 1, 2 … under these names, long ones cut. Numbers and not names are plotted: cut names may be equal."""
     cut = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
     return {
         "tickvals": list(range(len(names))),

@@ -2,7 +2,8 @@
 
     report(["runs"], "page.html")
 
-Sections without data are left out.
+The first screen says what came out; the rest is folded until asked for, and open where there is no script. Sections without data
+are left out.
 """
 
 from __future__ import annotations
@@ -14,25 +15,26 @@ from types import MappingProxyType
 
 from skillgraft.errors import InputError
 from skillgraft.files import atomic
-from skillgraft.report import inside, look, measured, origins
+from skillgraft.report import look, sections
 from skillgraft.report.artefacts import Found, find
-from skillgraft.report.markup import Markup, document, join, tag
-from skillgraft.report.overview import overview
+from skillgraft.report.blocks import Block, environment, render
+from skillgraft.report.story import overview
 
 # Name (the anchor) → title, and what makes the section of what was found.
-SECTIONS: Mapping[str, tuple[str, Callable[[Found], Markup]]] = MappingProxyType(
+SECTIONS: Mapping[str, tuple[str, Callable[[Found], list[Block]]]] = MappingProxyType(
     {
-        "overview": ("Overview", overview),
-        "scores": ("Scores", measured.scores),
-        "calibration": ("Calibration", measured.calibration),
-        "density": ("Score against density", measured.density_curves),
-        "where": ("Where the entries live", inside.where_entries_live),
-        "shared": ("What grafts share", inside.shared_entries),
-        "results": ("Results", measured.results),
-        "scales": ("Score against scale", measured.scale_searches),
-        "disentanglement": ("Disentanglement", measured.disentanglement),
-        "made": ("How each was made", origins.provenance),
-        "aside": ("Files not shown", origins.aside),
+        "overview": ("What did I get?", overview),
+        "scores": ("Scores", sections.scores),
+        "calibration": ("Calibration", sections.calibration),
+        "density": ("Score against density", sections.density_curves),
+        "where": ("Where the entries live", sections.where_entries_live),
+        "shared": ("What grafts share", sections.shared_entries),
+        "results": ("Results", sections.results),
+        "scales": ("Score against scale", sections.scale_searches),
+        "disentanglement": ("Disentanglement", sections.disentanglement),
+        "files": ("Files and sizes", sections.files),
+        "made": ("How each was made", sections.provenance),
+        "aside": ("Files not shown", sections.asides),
     }
 )
 
@@ -46,9 +48,21 @@ class Page:
     sections: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class PageSection:
+    """One section as the template takes it; `first` stays open where the first screen has nothing to show."""
+
+    name: str
+    title: str
+    blocks: list[Block]
+    folded: bool
+    first: bool
+
+
 def report(inputs: Iterable[str | Path], out: str | Path, *, title: str = "skillgraft report") -> Page:
     """Write one page about everything below the inputs; refused where there is nothing to show."""
     look.graph_objects()
+    environment()
     target, given = Path(out), list(inputs)
     atomic.check_target(target)
     found = find(given)
@@ -59,26 +73,12 @@ def report(inputs: Iterable[str | Path], out: str | Path, *, title: str = "skill
             f"found {len(found.unused)} files of other kinds"
         )
     made = {name: make(found) for name, (_, make) in SECTIONS.items()}
-    shown = {name: content for name, content in made.items() if content}
-    with atomic.new_file(target) as file:
-        file.write_text(_document(title, shown), encoding="utf-8")
-    return Page(target, found, tuple(shown))
-
-
-def _document(title: str, sections: Mapping[str, Markup]) -> str:
-    links = [tag("li", tag("a", SECTIONS[name][0], href=f"#{name}")) for name in sections]
-    body = [
-        tag(
-            "section",
-            tag("h2", SECTIONS[name][0], id=f"{name}-title"),
-            content,
-            id=name,
-            aria_labelledby=f"{name}-title",
-        )
-        for name, content in sections.items()
+    shown = {name: blocks for name, blocks in made.items() if blocks}
+    tells = any(block.kind == "grid" for block in shown.get("overview", ()))
+    listed = [
+        PageSection(name, SECTIONS[name][0], blocks, folded=name != "overview", first=at == 1 and not tells)
+        for at, (name, blocks) in enumerate(shown.items())
     ]
-    return document(
-        title,
-        tag("header", tag("h1", title), tag("nav", tag("ul", *links), aria_label="Sections")),
-        join(tag("main", *body)),
-    )
+    with atomic.new_file(target) as file:
+        file.write_text(render("page.html", title=title, sections=listed), encoding="utf-8")
+    return Page(target, found, tuple(shown))

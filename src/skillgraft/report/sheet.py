@@ -17,10 +17,11 @@ from skillgraft.errors import InputError, did_you_mean
 from skillgraft.files import atomic
 from skillgraft.files.regular import CONFIG_BYTES, read_text
 from skillgraft.measure.intervals import ENOUGH_SEEDS, seed_std
-from skillgraft.report.numbers import Unit, shown
 from skillgraft.values import escaping, strict_json
+from skillgraft.values.info import FORMATS
+from skillgraft.values.printing import Unit, shown
 
-FORMAT = "skillgraft result 1"
+FORMAT = FORMATS["result"]
 Look = Literal["table", "lines", "bars", "heatmap"]
 
 
@@ -93,6 +94,11 @@ class Sheet:
         missing = [pair for pair in self.pairs() if pair not in self.cells]
         if missing:
             raise InputError(f"sheet {self.title!r}: {len(missing)} cells are missing, the first is {missing[0]}")
+
+    @property
+    def corner(self) -> str:
+        """What stands above the row names of a table."""
+        return " / ".join(filter(None, (self.rows_are, self.columns_are)))
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         return ((row, column) for row in self.rows for column in self.columns)
@@ -208,11 +214,10 @@ def markdown(result: Result, *, level: int = 2) -> str:
 
 def _table(sheet: Sheet) -> list[str]:
     reasons: list[str] = []
-    corner = " / ".join(filter(None, (sheet.rows_are, sheet.columns_are)))
     lines = [f"**{escaping.markdown(sheet.title)}**" + (" (%)" if sheet.unit == "percent" else ""), ""]
-    lines += [_line([corner, *sheet.columns]), _line(["---", *["---:"] * len(sheet.columns)])]
+    lines += [_line([sheet.corner, *sheet.columns]), _line(["---", *["---:"] * len(sheet.columns)])]
     lines += [_line([row, *(_shown(cell, sheet.unit, reasons) for cell in sheet.row(row))]) for row in sheet.rows]
-    marks = [f"{mark(place)} {reason}" for place, reason in enumerate(reasons)]
+    marks = [f"{mark(number)} {reason}" for number, reason in enumerate(reasons)]
     return [*lines, *(["", "; ".join(marks)] if marks else []), *(["", *sheet.notes] if sheet.notes else [])]
 
 
@@ -242,6 +247,6 @@ def seeds_shown(cell: Cell, unit: Unit) -> str:
     return f"{len(cell.seeds)} seeds, std {shown(cell.std, unit)}"
 
 
-def mark(place: int) -> str:
+def mark(number: int) -> str:
     """(a), (b) … (z), (27) …: how a missing cell points to its reason."""
-    return f"({chr(ord('a') + place)})" if place < 26 else f"({place + 1})"
+    return f"({chr(ord('a') + number)})" if number < 26 else f"({number + 1})"

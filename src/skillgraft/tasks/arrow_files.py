@@ -20,7 +20,7 @@ _PART = r"(?!\.+(?:[/:]|$))[\w.-]{1,96}"
 _HUB_NAME = re.compile(
     rf"hf:(?P<name>{_PART}/{_PART})(/(?P<config>{_PART}))?:(?P<split>[\w.\[\]:%+-]{{1,200}})", re.ASCII
 )
-_MOST_SAID = 400  # characters of another package's message
+_LONGEST_REASON = 400  # characters of another package's message
 
 
 def read_parquet(path: Path, paths: tuple[str, ...]) -> Table:
@@ -125,8 +125,8 @@ def _as_data_error(source: str) -> Iterator[None]:
     except SkillgraftError:
         raise
     except Exception as error:  # both packages also raise errors of their own, of which many are plain exceptions
-        said = " ".join(str(error).split())  # some messages run over many lines
-        raise DataError(f"{source}: cannot be read: {said[:_MOST_SAID]}") from error
+        reason = " ".join(str(error).split())  # some messages run over many lines
+        raise DataError(f"{source}: cannot be read: {reason[:_LONGEST_REASON]}") from error
 
 
 @contextmanager

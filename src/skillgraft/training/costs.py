@@ -1,7 +1,7 @@
 """What a step of each training method costs, side by side: seconds, optimizer state, peak memory (P2's efficiency table).
 
-ways = {"full": Way(plan), "linear": Way(plan.with_changes(method="linear")), "talos": Way(plan, inside=region)}
-for cost in training_costs("MiniLM", "sst2", ways):
+setups = {"full": Setup(plan), "linear": Setup(plan.with_changes(method="linear")), "talos": Setup(plan, inside=region)}
+for cost in training_costs("MiniLM", "sst2", setups):
     cost.name, cost.step_seconds, cost.optimizer_bytes, cost.peak_bytes
 """
 
@@ -65,7 +65,7 @@ _WARM_UP = 2  # steps that are not counted: optimizers make their state in the f
 
 
 @dataclass(frozen=True)
-class Way:
+class Setup:
     """How to train: a plan, inside a region or everywhere."""
 
     plan: TrainingPlan
@@ -74,9 +74,9 @@ class Way:
 
 @dataclass(frozen=True)
 class Cost:
-    """One way's step: the median of its seconds, what its optimizer keeps, and the most bytes of tensors alive at once.
+    """One setup's step: the median of its seconds, what its optimizer keeps, and the most bytes of tensors alive at once.
 
-    The peak holds the model, gradients, activations, optimizer state and, in a region, the places of its entries.
+    The peak holds the model, gradients, activations, optimizer state and, in a region, the indices of its entries.
     """
 
     name: str
@@ -90,29 +90,29 @@ class Cost:
 def training_costs(
     base: str | Path,
     task: TaskLike,
-    ways: Mapping[str, Way],
+    setups: Mapping[str, Setup],
     *,
     steps: int = 10,
     data: Data = Data(),
 ) -> tuple[Cost, ...]:
-    """Every way's cost of a step on a task's training rows; see `step_costs`."""
+    """Every setup's cost of a step on a task's training rows; see `step_costs`."""
     opened = TaskModel.open(base, [task], data=data, splits=("train",))
     (name,) = opened.tasks
     course = Course(opened.rows.readout(name), opened.rows.encoded(name, "train"), ())
-    return step_costs(opened.model, [course], ways, steps=steps)
+    return step_costs(opened.model, [course], setups, steps=steps)
 
 
 def step_costs(
-    model: nn.Module, courses: Sequence[Course], ways: Mapping[str, Way], *, steps: int = 10
+    model: nn.Module, courses: Sequence[Course], setups: Mapping[str, Setup], *, steps: int = 10
 ) -> tuple[Cost, ...]:
-    """The ways take turns, one step each, so that all see the same noise of the machine. The model is left as it is.
+    """The setups take turns, one step each, so that all see the same noise of the machine. The model is left as it is.
 
     All read the same rows at the same step if their plans agree on seed and batch size. Memory is counted in a run of its own.
     """
-    if steps < 1 or not ways:
-        raise InputError(f"expected one way or more and one step or more, found {len(ways)} and {steps}")
+    if steps < 1 or not setups:
+        raise InputError(f"expected one setup or more and one step or more, found {len(setups)} and {steps}")
     with ExitStack() as listening, borrowed_random(model):
-        runs = {name: _run(copy.deepcopy(model), courses, way, _WARM_UP + steps) for name, way in ways.items()}
+        runs = {name: _run(copy.deepcopy(model), courses, setup, _WARM_UP + steps) for name, setup in setups.items()}
         for run in runs.values():
             listening.enter_context(run.prepared.trainables.listening())
         seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -123,7 +123,7 @@ def step_costs(
                 seconds[name].append(time.perf_counter() - start)
         found = {name: (len(run.prepared.trainables), _state_bytes(run.optimizer)) for name, run in runs.items()}
         runs.clear()
-        peaks = {name: _peak(model, courses, way) for name, way in ways.items()}
+        peaks = {name: _peak(model, courses, setup) for name, setup in setups.items()}
     return tuple(
         Cost(name, trained, statistics.median(taken), state, peaks[name], tuple(taken))
         for name, (trained, state) in found.items()
@@ -131,9 +131,9 @@ def step_costs(
     )
 
 
-def _run(model: nn.Module, courses: Sequence[Course], way: Way, steps: int) -> Training:
-    prepared = prepare(model, way.plan, inside=way.inside)
-    return Training(model, courses, way.plan.with_changes(steps=steps), prepared, Processes.here())
+def _run(model: nn.Module, courses: Sequence[Course], setup: Setup, steps: int) -> Training:
+    prepared = prepare(model, setup.plan, inside=setup.inside)
+    return Training(model, courses, setup.plan.with_changes(steps=steps), prepared, Processes.here())
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -142,11 +142,11 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
     return sum(part.numel() * part.element_size() for part in parts if isinstance(part, Tensor) and part.ndim)
 
 
-def _peak(model: nn.Module, courses: Sequence[Course], way: Way) -> int:
+def _peak(model: nn.Module, courses: Sequence[Course], setup: Setup) -> int:
     """Of two steps, so that in the second the optimizer's state is there during the backward pass."""
     mine, memory = copy.deepcopy(model), TensorMemory()
     with memory:
-        run = _run(mine, courses, way, 2)
+        run = _run(mine, courses, setup, 2)
         with run.prepared.trainables.listening():
             for number in range(2):
                 run.step(number)

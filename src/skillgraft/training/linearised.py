@@ -76,9 +76,9 @@ def _expanded(
         result: Tensor = torch.func.functional_call(scored, parameters, (batch,))
         return result
 
-    places = [{f"model.{name}": numbers[name] for name in start} for numbers in (start, direction)]
+    points = [{f"model.{name}": numbers[name] for name in start} for numbers in (start, direction)]
     with sdpa_kernel(SDPBackend.MATH):  # torch's other kernels have no forward-mode derivative
-        value, slope = torch.func.jvp(scores, (places[0],), (places[1],))  # type: ignore[misc]
+        value, slope = torch.func.jvp(scores, (points[0],), (points[1],))  # type: ignore[misc]
     return value, slope.masked_fill(torch.isneginf(value), 0.0)  # absent choices stay absent
 
 

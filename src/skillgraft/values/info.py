@@ -30,6 +30,10 @@ def versions() -> dict[str, str]:
     return found
 
 
+# Kind of JSON artefact → the `format` it carries. A reader goes by it alone; another version is refused by name.
+FORMATS: Mapping[str, str] = MappingProxyType(
+    {kind: f"skillgraft {kind} 1" for kind in ("result", "evaluation", "localization", "scales", "map")}
+)
 # Item → the type its value has. A `str` is stored as it is, everything else as JSON.
 ITEMS: Mapping[str, type] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""Results as aligned lines of text: any rows, and the summaries of models (`measure.summary`).
+"""Numbers as a reader sees them, one spelling for the terminal, Markdown, figures and pages; results as aligned lines of text.
 
 >>> columns([("a", "1,000"), ("bcd", "7")], header=["name", "n"])
 ['name      n', 'a     1,000', 'bcd       7']
@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
 
+Unit = Literal["percent", "number", "bytes"]
 SCORE_COLUMNS = ("score", "ECE", "NLL", "agreement", "share kept", "relative gain")
 
 
@@ -19,8 +21,8 @@ def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> 
         if header
         else [[str(cell) for cell in row] for row in rows]
     )
-    widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))] if table else []
-    right = [all(_is_number(row[place]) for row in table[bool(header) :]) for place in range(len(widths))]
+    widths = [max(len(row[at]) for row in table) for at in range(len(table[0]))] if table else []
+    right = [all(_is_number(row[at]) for row in table[bool(header) :]) for at in range(len(widths))]
     return [
         "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
         for row in table
@@ -94,3 +96,33 @@ def _percent(found: Any) -> str:
         return "-"
     value = f"{100 * found['value']:.1f}"
     return f"{value} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]" if found.get("low") is not None else value
+
+
+def shown(value: float, unit: Unit) -> str:
+    """`84.7` for 0.847 as a percentage (`0.01` for 0.0001), `8,500` or `0.3217` as a number, `336.2 kB` as bytes."""
+    return _SHOWN[unit](value)
+
+
+def human_bytes(count: float) -> str:
+    """A size in the largest decimal unit that leaves a number above 1."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def _as_percent(value: float) -> str:
+    """One decimal; below that one digit, down to a millionth: the density of a graft is no 0.0."""
+    percents = 100 * value
+    return f"{percents:.1g}" if 5e-5 <= abs(percents) < 0.05 else f"{percents:z.1f}"
+
+
+def _number(value: float) -> str:
+    """Counts in full; anything else to four digits."""
+    return f"{value:z,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+
+
+_SHOWN: Mapping[Unit, Callable[[float], str]] = MappingProxyType(
+    {"percent": _as_percent, "number": _number, "bytes": human_bytes}
+)

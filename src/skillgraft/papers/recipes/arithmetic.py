@@ -26,7 +26,7 @@ from skillgraft.papers.vectors import (
     trained_in,
     vector,
 )
-from skillgraft.report.numbers import Unit
+from skillgraft.values.printing import Unit
 
 TASKS = ("sst2", "ag_news", "trec", "subj", "cr", "mpqa", "mrpc", "snli")
 CONTROLS = ("rte",)  # P2's control task for texts
@@ -396,14 +396,14 @@ def _costs(words: str, samples: Sequence[Skill], methods: Sequence[str]) -> list
 
 
 def _measured(skill: Skill, methods: Sequence[str]) -> Step:
-    from skillgraft.training.costs import Way, training_costs
+    from skillgraft.training.costs import Setup, training_costs
 
-    def way(method: str) -> Way:
+    def setup(method: str) -> Setup:
         inside: Any = trained_in(skill, method) if METHODS[method].region else None  # a region once the step runs
-        return Way(skill.plan.with_changes(**METHODS[method].changes), inside)
+        return Setup(skill.plan.with_changes(**METHODS[method].changes), inside)
 
-    every = {method: way(method) for method in methods}
-    return Step(training_costs, {"base": skill.profile.base, "task": skill.task, "ways": every, "data": skill.data})
+    every = {method: setup(method) for method in methods}
+    return Step(training_costs, {"base": skill.profile.base, "task": skill.task, "setups": every, "data": skill.data})
 
 
 RECIPES: Mapping[str, Recipe] = {

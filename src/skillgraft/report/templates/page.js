@@ -1,23 +1,41 @@
 "use strict";
-// Draws the figures and lets tables be sorted. Without it the page still shows every table.
+// Folds sections, draws a figure when it is first seen, sorts tables. Without it the page shows every section and table.
 (() => {
   const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage"]], displayModeBar: "hover" };
+  const folded = [...document.querySelectorAll("details.section")];
+  document.documentElement.classList.add("scripted");
+  folded.forEach((section) => { section.open = "stays" in section.dataset; });
 
   function draw(data) {
-    const place = document.getElementById(data.dataset.draws);
+    const plot = document.getElementById(data.dataset.draws);
+    if (!window.Plotly || plot.dataset.drawn || !plot.checkVisibility()) {
+      return null;
+    }
+    plot.dataset.drawn = "begun";
     const figure = JSON.parse(data.textContent);
-    const narrow = place.clientWidth < 520;
-    if (narrow) {
+    if (plot.clientWidth < 520) {
       figure.layout.font = { ...(figure.layout.font || {}), size: 11 };
     }
     // The numbers fold away where the figure shows them.
-    return Plotly.newPlot(place, figure.data, figure.layout, config).then(() => {
-      place.dataset.drawn = "true";
-      const numbers = place.closest("figure").querySelector("details");
+    return Plotly.newPlot(plot, figure.data, figure.layout, config).then(() => {
+      plot.dataset.drawn = "true";
+      const numbers = plot.closest("figure").querySelector("details");
       if (numbers) {
         numbers.open = false;
       }
     });
+  }
+
+  const drawSeen = () => Promise.all([...document.querySelectorAll("script[data-draws]")].map(draw));
+
+  // A link into a folded section opens it.
+  function reveal() {
+    const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const section = target && (target.querySelector("details.section") || target.closest("details.section"));
+    if (section) {
+      section.open = true;
+      target.scrollIntoView();
+    }
   }
 
   function value(row, column) {
@@ -62,13 +80,17 @@
     });
   }
 
-  document.documentElement.classList.add("scripted");
   document.querySelectorAll("table").forEach((table) => table.tBodies[0].rows.length > 1 && sortable(table));
-  const all = [...document.querySelectorAll("script[data-draws]")];
-  Promise.all(all.map(draw)).then(() => { document.documentElement.dataset.ready = "true"; });
+  folded.forEach((section) => section.addEventListener("toggle", drawSeen));
+  window.addEventListener("hashchange", reveal);
+  document.querySelectorAll("a[href^='#']").forEach((link) => link.addEventListener("click", () => setTimeout(reveal)));
+  document.addEventListener("DOMContentLoaded", () => {
+    reveal();
+    drawSeen().then(() => { document.documentElement.dataset.ready = "true"; });
+  });
 
   // Paper is narrower than most windows: figures must fit it, and the window again afterwards.
-  const fit = () => document.querySelectorAll(".plot").forEach((place) => Plotly.Plots.resize(place));
+  const fit = () => document.querySelectorAll(".plot[data-drawn=true]").forEach((plot) => Plotly.Plots.resize(plot));
   window.addEventListener("beforeprint", fit);
   window.addEventListener("afterprint", fit);
 })();

@@ -10,7 +10,8 @@ from skillgraft.measure import Estimate
 from skillgraft.measure.calibration import Reliability
 from skillgraft.measure.matrices import Matrix
 from skillgraft.report.calibration import reliability_diagram, reliability_sheet
-from skillgraft.report.from_values import (
+from skillgraft.report.sheet import Cell
+from skillgraft.report.value_sheets import (
     cell_of,
     confidence_sheet,
     cosine_sheet,
@@ -22,7 +23,6 @@ from skillgraft.report.from_values import (
     scale_sheet,
     sizes_sheet,
 )
-from skillgraft.report.sheet import Cell
 from skillgraft.values.graft import Graft
 
 from ..measure.making import with_probabilities

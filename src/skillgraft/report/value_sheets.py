@@ -14,9 +14,9 @@ from skillgraft.measure.calibration import confidence_histogram
 from skillgraft.measure.intervals import Estimate
 from skillgraft.measure.matrices import Matrix, coverage_matrix
 from skillgraft.predictions.predictions import Predictions
-from skillgraft.report.numbers import Unit
 from skillgraft.report.sheet import Cell, Sheet
 from skillgraft.values.graft import Graft
+from skillgraft.values.printing import Unit
 from skillgraft.values.region import Region
 
 NOT_MEASURED = "not measured"
@@ -59,6 +59,20 @@ def _without_stem(layers: Sequence[str]) -> tuple[str, dict[str, str]]:
     stems = {layer.rpartition(".")[0] for layer in layers if layer}
     stem = stems.pop() if len(stems) == 1 else ""
     return stem, {layer: layer.removeprefix(f"{stem}.") if layer else "outside the layers" for layer in layers}
+
+
+def share_sheet(regions: Mapping[str, Region], *, title: str) -> Sheet:
+    """Where several skills live, on one map: the share of each one's entries in every layer, and below in every kind."""
+    cells: dict[tuple[str, str], Cell] = {}
+    for name, region in regions.items():
+        _, layers = _without_stem([*region.by_layer()])
+        counts = {f"layer {layers[layer]}" if layer else layers[layer]: n for layer, n in region.by_layer().items()}
+        for part, count in {**counts, **region.by_kind()}.items():
+            cells[part, name] = Cell(count / max(len(region), 1), note=f"{count:,} entries")
+    parts = tuple(dict.fromkeys(part for part, _ in cells))
+    missing = Cell(reason="the scope has no such parameters here")
+    cells = {(part, name): cells.get((part, name), missing) for part in parts for name in regions}
+    return Sheet(title, parts, tuple(regions), cells, columns_are="", values_are="share of entries", look="heatmap")
 
 
 def matrix_sheet(matrix: Matrix, *, title: str, **fields: Any) -> Sheet:
@@ -149,20 +163,20 @@ def sizes_sheet(sizes: Mapping[str, int], *, title: str = "Sizes on disk") -> Sh
     return Sheet(title, tuple(order), ("size",), cells, log_values=True, **words)
 
 
-def confidence_sheet(said: Mapping[str, Predictions], *, title: str = "Confidence", bins: int = 15) -> Sheet:
+def confidence_sheet(predictions: Mapping[str, Predictions], *, title: str = "Confidence", bins: int = 15) -> Sheet:
     """How often each confidence occurs, for several models side by side (P1 fig. 6): the share of rows in each bin."""
-    histograms = {name: confidence_histogram(each, bins=bins) for name, each in said.items()}
+    histograms = {name: confidence_histogram(each, bins=bins) for name, each in predictions.items()}
     edges = next(iter(histograms.values())).edges
     rows = tuple(bin_names(edges))
     cells = {
-        (row, name): Cell(count / len(said[name]), note=f"{count} rows")
+        (row, name): Cell(count / len(predictions[name]), note=f"{count} rows")
         for name, histogram in histograms.items()
         for row, count in zip(rows, histogram.counts, strict=True)
     }
     words: dict[str, Any] = {"rows_are": "confidence", "columns_are": "model", "values_are": "share of rows"}
     # No model is less sure than one in so many classes: the bins below are empty for all.
-    first = min(place for each in histograms.values() for place, count in enumerate(each.counts) if count)
-    return Sheet(title, rows[first:], tuple(said), cells, look="bars", **words)
+    first = min(at for each in histograms.values() for at, count in enumerate(each.counts) if count)
+    return Sheet(title, rows[first:], tuple(predictions), cells, look="bars", **words)
 
 
 def bin_names(edges: Sequence[float]) -> list[str]:
