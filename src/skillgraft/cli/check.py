@@ -18,9 +18,9 @@ def run(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse whatever changes more than entries.")] = False,
     json: Json = False,
 ) -> None:
-    """Tell whether a graft fits a base, and what it would change; exit code 3 if it does not fit.
+    """Tell whether a graft fits a base, and what it would change.
 
-    Headers and sites alone are read, so it takes seconds at any size.
+    The exit code is 3 if it does not fit. Headers and sites alone are read, so it takes seconds at any size.
 
     \b
     Examples

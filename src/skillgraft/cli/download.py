@@ -17,7 +17,9 @@ def run(
     out: Out,
     json: Json = False,
 ) -> None:
-    """Fetch a graft from the Hugging Face Hub into a file. Verbs that read a graft take its hub name too.
+    """Fetch a graft from the Hugging Face Hub into a file.
+
+    Verbs that read a graft take its hub name too.
 
     \b
     Example

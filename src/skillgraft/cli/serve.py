@@ -5,7 +5,9 @@ from __future__ import annotations
 from skillgraft.cli import serving
 
 run = serving.verb(
-    """Serve one base with many skills at once, in the shapes that OpenAI's clients know.
+    """Serve one base with many skills at once.
+
+    It answers in the shapes that OpenAI's clients know.
 
     \b
     Example

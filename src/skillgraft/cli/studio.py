@@ -5,7 +5,9 @@ from __future__ import annotations
 from skillgraft.cli import serving
 
 run = serving.verb(
-    """Open a page on which to try skills: side by side, scaled, several at once.
+    """Serve the same with a page on which to try skills.
+
+    Skills answer side by side, scaled, and several at once.
 
     \b
     Example

@@ -20,7 +20,9 @@ def run(
     message: Annotated[str | None, typer.Option("--message", help="What the revision's history says.")] = None,
     json: Json = False,
 ) -> None:
-    """Put a graft on the Hugging Face Hub, with a card: base, digest, scores, licence, how to use it.
+    """Put a graft on the Hugging Face Hub, with a card.
+
+    The card has the base, digest, scores, licence, and how to use the graft.
 
     \b
     Example

@@ -25,9 +25,9 @@ from skillgraft.opening.source import Source
 from skillgraft.readouts.causal import Causal
 from skillgraft.readouts.embedding import pooling_of, sentences
 from skillgraft.readouts.linear import Linear
-from skillgraft.readouts.readouts import READOUTS
 from skillgraft.readouts.masked import Masked
 from skillgraft.readouts.readout import Encoded, Options
+from skillgraft.readouts.readouts import READOUTS
 from skillgraft.readouts.rows import TextRows, model_inputs
 from skillgraft.readouts.text_head import TextHead
 from skillgraft.readouts.words import logits_at
