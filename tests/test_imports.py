@@ -40,6 +40,7 @@ NEVER_TORCH = ("values", "files", "folders")
 # read is merged by it; their bodies import that when it is asked for.
 BACKWARDS = {
     ("values/graft.py", "skillgraft.files.graft_file"),
+    ("values/graft.py", "skillgraft.files.graft_stream"),
     ("values/graft.py", "skillgraft.folders.hub"),
     ("values/region.py", "skillgraft.files.graft_file"),
     ("values/region.py", "skillgraft.folders.hub"),

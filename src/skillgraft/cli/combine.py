@@ -141,8 +141,8 @@ def run(
 
 def _opened(path: Path, base: str | None) -> GraftStream:
     """A graft as a stream; a packed one with the base's numbers."""
-    from skillgraft.files.graft_stream import stream_of
     from skillgraft.folders.checkpoint import Checkpoint
+    from skillgraft.values.graft import stream_of
 
     stream = stream_of(path)
     return stream.based(Checkpoint.open(base)) if stream.packed and base else stream

@@ -16,8 +16,7 @@ from typing import Any
 from skillgraft.compose.merging import breadcrumbs, dare, della, tall, ties, wise
 from skillgraft.compose.thinning import check_share, largest
 from skillgraft.errors import InputError, Overlap, did_you_mean, listed
-from skillgraft.files.graft_stream import stream_of
-from skillgraft.values.graft import Graft, GraftLike, heads_alone, total
+from skillgraft.values.graft import Graft, GraftLike, heads_alone, stream_of, total
 from skillgraft.values.joining import averaged, chosen, first_holder, framed, largest_holder, side_by_side, summed
 from skillgraft.values.stream import GraftStream
 

@@ -22,20 +22,12 @@ from skillgraft.files import atomic, graft_file
 from skillgraft.files.graft_file import FORMS
 from skillgraft.files.packed import Packed, save_packed
 from skillgraft.files.tensors import Entry, TensorFile, header_bytes, in_file, laid_out, write_at
-from skillgraft.values.graft import Graft, GraftLike, graft_path
 from skillgraft.values.numbers import Array, all_finite, is_float
 from skillgraft.values.region import index_dtype
 from skillgraft.values.stream import EVERY, GraftStream, Stretch, Where, where_of, windows
 
 _READ_AHEAD = 1 << 20  # indices
 Progress = Callable[[int, int], None]
-
-
-def stream_of(value: GraftLike | GraftStream) -> GraftStream:
-    """A graft that is given as a value, as its file, or as a stream already."""
-    if isinstance(value, GraftStream):
-        return value
-    return value.stream() if isinstance(value, Graft) else open_stream(graft_path(value))
 
 
 def open_stream(path: str | Path) -> GraftStream:

@@ -19,7 +19,6 @@ from typing import Any
 
 from skillgraft.errors import FormatError, InputError, NotApplied, Overlap, WrongBase, listed
 from skillgraft.files import atomic
-from skillgraft.files.graft_stream import stream_of
 from skillgraft.folders.beside import narrow_folder
 from skillgraft.folders.chat import agreed_chat, write_chat
 from skillgraft.folders.checkpoint import Checkpoint, renamed
@@ -41,7 +40,7 @@ from skillgraft.folders.reach import Reach, joined, reach, refuse_what_cannot_be
 from skillgraft.folders.rewrite import Edit, NewNumbers, copy_edited, fits_layout
 from skillgraft.folders.undo import Kept, known, undone_tensors, write_undo
 from skillgraft.folders.weight_files import refuse_adapters
-from skillgraft.values.graft import Graft, GraftLike, heads_alone, total
+from skillgraft.values.graft import Graft, GraftLike, heads_alone, stream_of, total
 from skillgraft.values.info import versions
 from skillgraft.values.joining import share_entries, summed
 from skillgraft.values.numbers import Array

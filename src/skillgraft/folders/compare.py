@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from skillgraft.files.graft_stream import stream_of
 from skillgraft.folders.movement import Progress, silent
-from skillgraft.values.graft import GraftLike
+from skillgraft.values.graft import GraftLike, stream_of
 from skillgraft.values.region import Scope
 from skillgraft.values.stream import Floats, GraftStream, Stretch, aligned, joined_names
 

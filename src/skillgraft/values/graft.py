@@ -85,8 +85,9 @@ class Graft:
     def load(cls, path: str | Path) -> Graft:
         """Read a graft file, or raise a FormatError that says what is wrong with it. A hub name is fetched."""
         from skillgraft.files.graft_file import load
+        from skillgraft.folders.hub import file_at
 
-        return load(graft_path(path))
+        return load(file_at(path))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write a graft file, complete or not at all; an existing one is refused unless `overwrite`."""
@@ -263,13 +264,6 @@ def _converted(name: str, numbers: Array, dtype: np.dtype[Any]) -> Array:
     return result
 
 
-def graft_path(name: str | Path) -> Path:
-    """The file of a graft; that of a hub name is fetched."""
-    from skillgraft.folders.hub import file_at
-
-    return Path(file_at(name))
-
-
 # Wherever a graft is asked for, its file will do.
 GraftLike = Graft | str | Path
 
@@ -277,6 +271,18 @@ GraftLike = Graft | str | Path
 def graft_of(value: GraftLike) -> Graft:
     """A graft that is given as a value or as its file."""
     return value if isinstance(value, Graft) else Graft.load(value)
+
+
+def stream_of(value: GraftLike | GraftStream) -> GraftStream:
+    """A graft that is given as a value, as its file, or as a stream already. A hub name is fetched."""
+    if isinstance(value, GraftStream):
+        return value
+    if isinstance(value, Graft):
+        return value.stream()
+    from skillgraft.files.graft_stream import open_stream
+    from skillgraft.folders.hub import file_at
+
+    return open_stream(file_at(value))
 
 
 def total(grafts: Sequence[Graft], *, head: Graft | None = None) -> Graft:
