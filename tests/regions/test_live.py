@@ -258,7 +258,7 @@ def nan_loss(model: nn.Module, batch: Any) -> Tensor:
         ({"loss": lambda *_: torch.ones(())}, InputError, "does not depend on the scope's parameters"),
         ({"score": lambda _: float("nan"), "entries": None}, RunError, "the score is nan at step"),
         ({"keep": 0.9, "entries": None}, InputError, "give score="),
-        ({"keep": 0.9}, InputError, "a density, a number of entries or a share to keep, one of them"),
+        ({"keep": 0.9}, InputError, "a density, a number of entries, or a share to keep of the score or of the gain"),
         ({"method": "lerned"}, InputError, "did you mean 'learned'"),
         ({"scope": "*.attention.*"}, InputError, "selects none of the 6 tensors"),
         ({"reference": "nil"}, InputError, "the reference is 'base' or 'zero', found 'nil'"),

@@ -110,7 +110,7 @@ def test_start_from_a_file_or_from_nothing(films: Films, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"entries": 5, "keep": 0.9}, "a density, a number of entries or a share to keep, one of them"),
+        ({"entries": 5, "keep": 0.9}, "a density, a number of entries, or a share to keep of the score or of the gain"),
         ({"keep": 1.5}, "between 0 and 1"),
         (
             {"method": "movement"},

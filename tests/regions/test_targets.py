@@ -165,6 +165,7 @@ def test_plain_text_is_read_from_what_files_there_are(tmp_path: Path) -> None:
         ({"task": None, "match": "x.txt", "density": None, "keep": 0.9}, "without labels there is no score"),
         ({"control_strength": -1.0}, "control_strength is a number of at least 0, or 'auto'; found -1"),
         ({"keep_gain": 0.9}, "one of them; found density, keep_gain"),
+        ({"density": None, "keep": 0.9}, "'told' is scored by nll, a loss, which has no share: ask for keep_gain"),
         ({"density": None, "keep_gain": 1.5}, "lies between 0 and 1, found 1.5"),
     ],
 )

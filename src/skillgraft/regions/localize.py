@@ -17,6 +17,7 @@ from typing import Any
 from skillgraft.errors import InputError
 from skillgraft.files import atomic
 from skillgraft.files.graft_file import save
+from skillgraft.measure.metrics import LOSSES
 from skillgraft.opening.runtime import Runtime
 from skillgraft.regions.search import NESTED, PAPER, Outcome, Searching, SearchPlan, Snapshots
 from skillgraft.regions.tuned_pair import TunedPair, open_pair
@@ -110,7 +111,12 @@ def _rows_of(task: TaskLike | None, match: TaskLike | None, plan: SearchPlan) ->
         raise InputError("give a task, or with match= rows on which tuned's own answers are learned; one of them")
     if match is None:
         assert task is not None
-        return as_task(task)
+        of = as_task(task)
+        if plan.keep is not None and of.metric in LOSSES:
+            raise InputError(
+                f"task {of.name!r} is scored by {of.metric}, a loss, which has no share: ask for keep_gain"
+            )
+        return of
     if plan.keep is not None or plan.densities:
         raise InputError("without labels there is no score: ask for keep_gain instead of keep, and for no curve")
     return as_rows(match)
