@@ -1,6 +1,6 @@
 """Run by vLLM's own Python: greedy answers of a base with adapters in one batch, of a folder, and of a base that is patched.
 
-    python vllm_answers.py '{"model": "BASE", "adapters": ["a", null], "patch": "patch.safetensors", "prompts": ["…"], "tokens": 12}'
+    python vllm_answers.py '{"model": "BASE", "adapters": ["a", null], "max_rank": 64, "prompts": ["…"], "tokens": 12}'
 
 Prints one JSON object: token ids of each prompt with each adapter, and after the patch.
 """
@@ -44,7 +44,9 @@ def main():
     params = SamplingParams(temperature=0, max_tokens=asked["tokens"])
     requests = {path: LoRARequest(os.path.basename(path), place, path) for place, path in enumerate(adapters, start=1)}
     rows = [(prompt, adapter) for adapter in asked.get("adapters", [None]) for prompt in asked["prompts"]]
-    found = llm.generate([prompt for prompt, _ in rows], params, lora_request=[requests.get(a) for _, a in rows] if lora else None)
+    found = llm.generate(
+        [prompt for prompt, _ in rows], params, lora_request=[requests.get(a) for _, a in rows] if lora else None
+    )
     count = len(asked["prompts"])
     ids = [list(each.outputs[0].token_ids) for each in found]
     result = {"answers": [ids[low : low + count] for low in range(0, len(ids), count)]}
