@@ -357,3 +357,24 @@ def test_what_has_no_per_row_form_is_refused_with_the_reason(
     assert forms.refusals(["outer.weight"] if make is Fast else []) == {}
     with pytest.raises(AssertionError, match=reason):
         assert forms.refusals([name]) == {}, forms.refusals([name])[name]
+
+
+@pytest.mark.long
+def test_a_compiled_model_answers_the_same_or_says_that_it_cannot(skills: dict[str, Graft]) -> None:
+    model, batch = Toy().eval(), ids(3, 4)
+    early = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        early(batch)
+        bank = SkillBank(model, {"a": skills["share-0.1"], "b": skills["biases"]})
+        rows: list[list[Any]] = [["a", None, "b"], [{"a": 0.5}, "b", None]]
+        wanted = []
+        for entries in rows:
+            with bank.rows(entries):
+                wanted.append(model(batch))
+        with pytest.raises(RunError, match="make a bank before the model is compiled"), bank.rows(rows[0]):
+            early(batch)
+        torch.compiler.reset()
+        late = torch.compile(model, backend="eager")
+        for entries, answer in zip(rows, wanted, strict=True):
+            with bank.rows(entries):
+                assert torch.equal(late(batch), answer)

@@ -76,13 +76,13 @@ class RowBatch:
         change, own = self._parts[index, decoding]
         if module.kind == EMBEDDING:
             return output if change is None else change.embedded(given, output, module)
+        source = given
+        if module.kind == NORM:
+            source = output if module.unit is None else module.unit(given)
         output = output.contiguous()
         if torch.is_grad_enabled():
             output = output.clone()  # what a graph has seen is not written to
         if change is not None:
-            source = given
-            if module.kind == NORM:
-                source = output if module.unit is None else module.unit(given)
             output = change.added(source, output)
         for matrix in own:
             matrix.written(module, given, output, rows)
