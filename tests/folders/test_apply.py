@@ -9,7 +9,7 @@ import pytest
 
 from skillgraft.errors import InputError
 from skillgraft.files import graft_file
-from skillgraft.folders import rewrite
+from skillgraft.files import tensors as tensor_file
 from skillgraft.folders.apply import Named, apply, check, remove
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import extract
@@ -74,8 +74,8 @@ def test_the_laws(dtype, ours, theirs, prefix, tmp_path):
 
 @pytest.mark.parametrize("near", [0, 3, 1024])
 def test_patching_in_windows(near, tmp_path, monkeypatch):
-    monkeypatch.setattr(rewrite, "_NEAR", near)
-    monkeypatch.setattr(rewrite, "_WINDOW", 64)
+    monkeypatch.setattr(tensor_file, "_NEAR", near)
+    monkeypatch.setattr(tensor_file, "_WINDOW", 64)
     base = {**body(), "encoder.layer.2.w": numbers((50, 20), seed=1)}
     ours = write_folder(tmp_path / "base", base)
     theirs = write_folder(tmp_path / "tuned", moved(base, "encoder.layer.2.w", share=0.02))
