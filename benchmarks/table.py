@@ -41,6 +41,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "put a graft on a model folder",
         (
             Bar("ratio", "apply a 10⁻⁴ graft to a warm 2 GB sharded checkpoint, after imports", 1.3, "×", "`cp -r`"),
+            Bar("durable", "the same, forced to the disk", 1.3, "×", "`cp -r` + `sync -f`"),
             Bar("command_adds", "what the command adds to that", 0.8, "s", "the same call inside Python"),
         ),
     ),

@@ -9,7 +9,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FIGURES = {
-    "apply": {"ratio", "command_adds"},
+    "apply": {"ratio", "durable", "command_adds"},
     "extract": {"ratio"},
     "memory": {"apply", "apply_growth", "extract", "extract_growth"},
     "switch": {"held_1", "held_64"},

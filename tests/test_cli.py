@@ -385,7 +385,7 @@ def test_the_documented_fields_are_the_real_ones(run: Run, words: str) -> None:
         ("compare a.safetensors a.safetensors", "a graft is named twice"),
         ("export a.safetensors --to checkpoint -o x", "add --base BASE"),
         ("export a.safetensors --to gguf -o x", "'gguf' is not one of 'lora', 'supertuning'"),
-        ("inspect BASE", "BASE cannot be read: Is a directory"),
+        ("inspect BASE", "BASE is a folder, expected an ordinary file"),
         ("extrct BASE TUNED -o x", "No such command 'extrct'. Did you mean 'extract'"),
         ("extract BASE TUNED --desnity 4 -o x", "No such option: --desnity (Possible options: --density"),
         ("extract BASE TUNED", "Missing option '-o'"),

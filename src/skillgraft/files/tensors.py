@@ -21,7 +21,7 @@ import signal
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -129,7 +129,8 @@ class TensorFile:
             yield
         finally:
             self._promise.clear()
-            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            with suppress(OSError):  # the kernel took it back, because we were asked too long ago
+                fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
     def flat(self, name: str, low: int = 0, high: int | None = None) -> Array:
         """Entries [low, high) of a tensor, read-only: read into memory of their own, or see `steady`.

@@ -82,9 +82,11 @@ class LoraCheckpoint:
     def open(cls, folder: Path, base: Checkpoint) -> LoraCheckpoint:
         """Read an adapter folder and match every tensor in it with the base."""
         settings = read_json(folder / "adapter_config.json")
-        patterns = settings.get("alpha_pattern") or {}
-        if not isinstance(patterns, dict) or len(patterns) > _MOST_PATTERNS:
-            raise FormatError(f"{folder}: alpha_pattern must be an object of at most {_MOST_PATTERNS:,} patterns")
+        patterns = settings.get("alpha_pattern")
+        if isinstance(patterns, dict) and len(patterns) > _MOST_PATTERNS:
+            raise FormatError(
+                f"{folder}: alpha_pattern has {len(patterns):,} patterns, at most {_MOST_PATTERNS:,} patterns are read"
+            )
         _refuse_what_is_not_lora(folder, settings)
         if not (folder / _WEIGHTS).is_file():
             raise InputError(f"{folder} has no {_WEIGHTS}; save the adapter with safe_serialization=True")
