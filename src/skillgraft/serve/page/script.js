@@ -276,7 +276,8 @@ async function answer(work, each, card, text, signal) {
   try {
     const made = await work(each, card, text, signal);
     card.querySelector(".time").textContent = `${Math.round(performance.now() - began)} ms`;
-    card.querySelector(".made").textContent = made.map((one) => `${one.digest.slice(0, 10)} × ${one.scale}`).join("  ") || "no graft";
+    card.querySelector(".made").replaceChildren(...(made.length ? made.map(
+      (one) => make("span", { title: one.digest }, `${one.digest.slice(0, 8)} × ${one.scale}`)) : ["no graft"]));
   } catch (error) {
     if (error.name !== "AbortError") {
       fill(card, make("p", { className: "refusal" }, error.message));
