@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt --upgrade pip setuptools
 	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[train,data,gguf,report,dev,docs]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[train,data,gguf,report,serve,dev,docs]'
 	$(BIN)/pip install -q --no-deps $(PACKAGES)
 	touch $@
 

@@ -69,9 +69,9 @@ def test_base_and_skills_answer_side_by_side(chromium: Any, labels: Running) -> 
     assert list(answers) == ["base (base)", "films", "other", "films+other"]
     assert len({json.dumps(each) for each in answers.values()}) == 4
     assert all(sum(each.values()) == pytest.approx(1) for each in answers.values())
-    digests = [held.digest[:10] for held in labels.service.shelf.held.values()]
-    feet = studio.page.locator(".answer footer").all_text_contents()
-    assert feet == ["no graft", f"{digests[0]} × 1", f"{digests[1]} × 1", f"{digests[0]} × 1  {digests[1]} × 1"]
+    digests = [held.digest[:8] for held in labels.service.shelf.held.values()]
+    feet = studio.page.locator(".answer .made").all_text_contents()
+    assert feet == ["no graft", f"{digests[0]} × 1", f"{digests[1]} × 1", f"{digests[0]} × 1{digests[1]} × 1"]
     bars = studio.page.locator(".answer").nth(1).locator("b").all_text_contents()
     assert [bar.rpartition(" ")[2] for bar in bars] == ["%", "%"]
     assert (studio.complaints, studio.elsewhere) == ([], [])

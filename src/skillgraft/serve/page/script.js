@@ -276,7 +276,8 @@ async function answer(work, each, card, text, signal) {
   try {
     const made = await work(each, card, text, signal);
     card.querySelector(".time").textContent = `${Math.round(performance.now() - began)} ms`;
-    card.querySelector("footer").textContent = made.map((one) => `${one.digest.slice(0, 10)} × ${one.scale}`).join("  ") || "no graft";
+    card.querySelector(".made").replaceChildren(...(made.length ? made.map(
+      (one) => make("span", { title: one.digest }, `${one.digest.slice(0, 8)} × ${one.scale}`)) : ["no graft"]));
   } catch (error) {
     if (error.name !== "AbortError") {
       fill(card, make("p", { className: "refusal" }, error.message));
@@ -366,7 +367,8 @@ function existingCards(every) {
   const cards = every.map((each) => {
     const key = `${state.mode} ${each.title}`;
     const card = old.get(key) ?? newCard(each, key);
-    card.querySelector("h3").textContent = each.base ? `${each.title} (base)` : each.together ? each.model : each.title;
+    const title = each.base ? `${each.title} (base)` : each.together ? each.model : each.title;
+    card.querySelector("h3").replaceChildren(...title.split(/(?<=\+)/).flatMap((part) => [part, make("wbr")]));
     return card;
   });
   if (cards.length !== $("answers").children.length || cards.some((card, at) => card !== $("answers").children[at])) {
@@ -378,8 +380,8 @@ function existingCards(every) {
 function newCard(each, key) {
   const sign = each.base ? "○" : each.together ? "⊕" : MARKS[place(each.name) % MARKS.length];
   const made = make("article", { className: "answer card", "data-title": key },
-    make("div", { className: "who" }, make("span", { className: "mark", ariaHidden: "true" }, sign), make("h3"), make("span", { className: "time" })),
-    make("div", { className: "content" }), make("footer"));
+    make("div", { className: "who" }, make("span", { className: "mark", ariaHidden: "true" }, sign), make("h3")),
+    make("div", { className: "content" }), make("footer", {}, make("span", { className: "made" }), make("span", { className: "time" })));
   if (each.base) {
     made.dataset.base = "";
   } else if (each.together) {
