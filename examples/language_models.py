@@ -221,7 +221,9 @@ def match(work: Work) -> Iterator[str]:
 
 def table(measured: Mapping[str, Any]) -> Iterator[str]:
     """Models as rows; NLL, exact match and the share of tuned's improvement for each task."""
-    tasks = measured["tasks"]
+    found = measured.get("repaired", {})
+    controls = next(iter(found.values()))["controls"] if found else {}
+    tasks = {task: models for task, models in measured["tasks"].items() if task not in controls}
     columns = [f"{task} {what}" for task in tasks for what in ("NLL", "exact", "gain kept")]
     yield "| model | " + " | ".join(columns) + " |"
     yield "|---|" + "---|" * len(columns)
