@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "llm.md").read_text(encoding="utf-8
 
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     making.llama(tmp_path / "BASE")
-    ((name, rows),) = re.findall(r"^`([\w.]+)`:\n\n```jsonl\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
+    ((name, rows),) = re.findall(r"^`([\w.]+)`:\n\n```text\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
     (tmp_path / name).write_text(rows, encoding="utf-8")
     for language, text in re.findall(r"```(sh|python)\n(.*?)```", PAGE, re.DOTALL):
         commands = (
