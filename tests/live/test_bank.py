@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import threading
@@ -371,8 +372,12 @@ def test_a_compiled_model_answers_the_same_or_says_that_it_cannot(skills: dict[s
         for entries in rows:
             with bank.rows(entries):
                 wanted.append(model(batch))
-        with pytest.raises(RunError, match="make a bank before the model is compiled"), bank.rows(rows[0]):
-            early(batch)
+        accepted: list[Tensor] = []
+        with contextlib.suppress(RunError):  # torch may not look for hooks that came later; then leaving rows() says so
+            with bank.rows(rows[0]):
+                answer = early(batch)
+            accepted.append(answer)
+        assert all(torch.equal(answer, wanted[0]) for answer in accepted)
         torch.compiler.reset()
         late = torch.compile(model, backend="eager")
         for entries, answer in zip(rows, wanted, strict=True):
