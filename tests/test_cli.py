@@ -537,7 +537,7 @@ def test_an_interrupt_leaves_nothing_behind(run: Run, monkeypatch: pytest.Monkey
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("skillgraft.files.tensors.write", interrupted)
+    monkeypatch.setattr("skillgraft.files.graft_stream.write_at", interrupted)
     ended = run("extract", "BASE", "TUNED", "-o", "g.safetensors")
     assert (ended.code, ended.out, ended.err.strip()) == (130, "", "interrupted")
     assert content(tmp_path) == before

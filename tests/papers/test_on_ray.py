@@ -120,7 +120,7 @@ def test_a_driver_that_is_killed_leaves_no_orphan_and_is_gone_on_with(tmp_path: 
     driver = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "s")], cwd=REPOSITORY)
     steps = [Step(slow, {"word": f"w{n}", "seconds": 0.5}) for n in range(12)]
     store = Store(tmp_path / "s", threads=1)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while sum(map(store.has, steps)) < 3 and time.monotonic() < deadline:
         time.sleep(0.2)
     driver.send_signal(signal.SIGKILL)
