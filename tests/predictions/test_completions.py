@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skillgraft.errors import FormatError, InputError
@@ -25,6 +25,7 @@ def made(losses: Any = (4.0, 1.0), tokens: Any = (4, 2), hits: Any = (1, 2), **m
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
 
 
+@settings(deadline=None, max_examples=25)  # each writes and reads a file
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 9), TEXTS, TEXTS), min_size=1, max_size=5), st.booleans())
 def test_the_file_gives_back_what_was_saved(tmp_path_factory: pytest.TempPathFactory, rows: Any, written: bool) -> None:
     losses, tokens, prompts, texts = zip(*rows, strict=True)
