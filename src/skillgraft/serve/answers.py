@@ -1,6 +1,6 @@
 """The shapes of answers, as OpenAI's clients read them; each also says which graft digests and scales made it.
 
-Written(service, pick, ask, "chat").whole(pieces)      # the object of a chat that is not streamed
+WrittenAnswer(service, pick, ask, "chat").whole(pieces)      # the object of a chat that is not streamed
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from skillgraft.serve.requests import Writing
-from skillgraft.serve.sampling import Choice
+from skillgraft.serve.sampling import ChosenToken
 from skillgraft.serve.service import Service
 from skillgraft.serve.skills import Pick
-from skillgraft.serve.work import Piece
+from skillgraft.serve.work import TextPiece
 
 DONE = b"data: [DONE]\n\n"
 
@@ -27,7 +27,7 @@ def sse(value: Mapping[str, Any]) -> bytes:
 
 
 @dataclass(eq=False)
-class Written:
+class WrittenAnswer:
     """The answer to one request for text: whole, or chunk by chunk."""
 
     service: Service
@@ -44,7 +44,7 @@ class Written:
         self._id = f"{'chatcmpl' if self.shape == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
         self._created = int(time.time())
 
-    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
         """One object with every choice."""
         choices = [self._choice(piece, whole=True) for piece in sorted(pieces, key=lambda piece: piece.row)]
         kind = "chat.completion" if self.shape == "chat" else "text_completion"
@@ -59,7 +59,7 @@ class Written:
             ]
             yield {**self._head(self._chunk_kind), "choices": roles, "skills": self.pick.made_by()}
 
-    def chunk(self, piece: Piece) -> dict[str, Any]:
+    def chunk(self, piece: TextPiece) -> dict[str, Any]:
         """A piece of one choice; the last one says again who made it."""
         made = {"skills": self.pick.made_by()} if piece.finish or self.shape == "text" else {}
         return {**self._head(self._chunk_kind), "choices": [self._choice(piece, whole=False)], **made}
@@ -82,7 +82,7 @@ class Written:
             "system_fingerprint": self.service.fingerprint,
         }
 
-    def _choice(self, piece: Piece, *, whole: bool) -> dict[str, Any]:
+    def _choice(self, piece: TextPiece, *, whole: bool) -> dict[str, Any]:
         self._tokens[piece.row] = self._tokens.get(piece.row, 0) + piece.tokens
         self._prompts[piece.row // self.ask.n] = piece.prompt_tokens
         rest = {"index": piece.row, "logprobs": self._logprobs(piece), "finish_reason": piece.finish or None}
@@ -96,7 +96,7 @@ class Written:
         prompt, written = sum(self._prompts.values()), sum(self._tokens.values())
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+    def _logprobs(self, piece: TextPiece) -> dict[str, Any] | None:
         if self.ask.sampling.top_logprobs is None:
             return None
         if self.shape == "chat":
@@ -113,7 +113,7 @@ class Written:
             "text_offset": offsets,
         }
 
-    def _chat_token(self, choice: Choice) -> dict[str, Any]:
+    def _chat_token(self, choice: ChosenToken) -> dict[str, Any]:
         def entry(token: int, logprob: float) -> dict[str, Any]:
             text = self._token(token)
             # The bytes of a token that is a part of a character are not to be had from its text.

@@ -18,7 +18,7 @@ from typing import Any, Self
 from skillgraft.serve.engine import Engine
 from skillgraft.serve.refusals import Refused
 from skillgraft.serve.skills import refusal_of
-from skillgraft.serve.work import Event, Failed, Piece, ReadOut, Ticket
+from skillgraft.serve.work import Event, Failed, ReadOut, TextPiece, Ticket
 
 
 class ClientGone(Exception):
@@ -61,7 +61,7 @@ class Call:
         if self._receive is not None:
             self._watching = asyncio.create_task(self._watch())
 
-    async def next(self) -> ReadOut | Piece:
+    async def next(self) -> ReadOut | TextPiece:
         """The next event, or the error that it is."""
         try:
             event = await asyncio.wait_for(self._events.get(), max(0.0, self._deadline - time.monotonic()))
@@ -76,7 +76,7 @@ class Call:
             raise refused from None if refused is event.error else event.error
         return event
 
-    async def ends(self, rows: int) -> AsyncIterator[ReadOut | Piece]:
+    async def ends(self, rows: int) -> AsyncIterator[ReadOut | TextPiece]:
         """Events until each of the rows has had its last."""
         left = rows
         while left:

@@ -25,7 +25,7 @@ from skillgraft.opening.compat import key_value_cache
 _ROOM = 64  # positions made ready at a time: every token would otherwise copy the whole cache
 
 
-class Layer:
+class CacheLayer:
     """Keys and values of one attention layer: (rows, heads, room, width) buffers, of which [first, end) is in use."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Layer:
         self.keys, self.values = (self.held(one)[rows, :, first:] for one in (self.keys, self.values))
         self.first, self.end = 0, self.keys.shape[-2]
 
-    def join(self, other: Layer) -> None:
+    def join(self, other: CacheLayer) -> None:
         """The other's rows below these, all of them ending at one position."""
         if self.keys.ndim == 1:
             self.keys, self.values, self.first, self.end = other.keys, other.values, other.first, other.end
@@ -79,8 +79,8 @@ class Decoding:
 
     def __init__(self, model: nn.Module, *, pad_id: int = 0) -> None:
         self.model, self._pad_id = model, pad_id
-        self._layers: list[Layer] = []
-        self._cache = key_value_cache(self._layers, Layer)
+        self._layers: list[CacheLayer] = []
+        self._cache = key_value_cache(self._layers, CacheLayer)
         known = inspect.signature(model.forward).parameters
         self._options = {name: value for name, value in (("logits_to_keep", 1),) if name in known}
         self._positions = "position_ids" in known  # others count by the mask themselves

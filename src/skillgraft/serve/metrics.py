@@ -20,7 +20,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _Labels = tuple[tuple[str, str], ...]
 
 
-class Histogram:
+class MetricHistogram:
     """How often a value was at most each bound."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -46,7 +46,7 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counters: dict[str, tuple[str, Counter[_Labels]]] = {}
-        self._histograms: dict[str, tuple[str, dict[_Labels, Histogram]]] = {}
+        self._histograms: dict[str, tuple[str, dict[_Labels, MetricHistogram]]] = {}
         self._gauges: dict[str, tuple[str, Callable[[], float]]] = {}
 
     def request(self, path: str, status: int, *, seconds: float) -> None:
@@ -75,7 +75,7 @@ class Metrics:
             every = self._histograms.setdefault(name, (about, {}))[1]
             key = tuple(labels.items())
             if key not in every:
-                every[key] = Histogram(bounds)
+                every[key] = MetricHistogram(bounds)
             every[key].add(value)
 
     def _lines(self) -> Iterator[str]:

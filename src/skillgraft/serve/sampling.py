@@ -24,7 +24,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenToken:
     """A token, its log-probability (0 where nobody asked), and the likeliest tokens with theirs."""
 
     token: int
@@ -58,7 +58,7 @@ class Sampler:
         return int(torch.multinomial(shares, 1, generator=self._random))
 
 
-def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[Choice]:
+def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[ChosenToken]:
     """(rows, vocabulary) logits → one choice a row. Rows of temperature 0 cost one argmax together."""
     host = logits.float().cpu()
     tokens = host.argmax(-1).tolist()
@@ -67,11 +67,11 @@ def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[Choice]:
         if sampler.sampling.temperature > 0:
             tokens[row] = sampler.draw(host[row])
         most = sampler.sampling.top_logprobs
-        choices.append(Choice(tokens[row]) if most is None else _with_logprobs(host[row], tokens[row], most))
+        choices.append(ChosenToken(tokens[row]) if most is None else _with_logprobs(host[row], tokens[row], most))
     return choices
 
 
-def _with_logprobs(logits: Tensor, token: int, most: int) -> Choice:
+def _with_logprobs(logits: Tensor, token: int, most: int) -> ChosenToken:
     every = torch.log_softmax(logits, -1)
     values, ids = every.topk(min(most, len(every)))
-    return Choice(token, float(every[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+    return ChosenToken(token, float(every[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))

@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from skillgraft.errors import SkillgraftError
 from skillgraft.serve import requests
-from skillgraft.serve.answers import DONE, Written, sse
+from skillgraft.serve.answers import DONE, WrittenAnswer, sse
 from skillgraft.serve.calls import Call, ClientGone
 from skillgraft.serve.edge import Edge
 from skillgraft.serve.guard import Guard
@@ -35,7 +35,7 @@ from skillgraft.serve.requests import Body, Reading, Writing
 from skillgraft.serve.service import Service, as_base64
 from skillgraft.serve.skills import HeldSkill, Pick, refusal_of
 from skillgraft.serve.watching import Folder
-from skillgraft.serve.work import Piece, ReadOut
+from skillgraft.serve.work import ReadOut, TextPiece
 from skillgraft.values.graft import Graft
 
 SKILLS_HEADER = "X-Skillgraft-Skills"
@@ -149,7 +149,7 @@ class Paths:
     async def _write(self, request: Request, ask: Writing, shape: Any, /) -> Response:
         with ExitStack() as stack:
             pick = stack.enter_context(self.service.shelf.pick(ask.model, ask.skills))
-            answer = Written(self.service, pick, ask, shape)
+            answer = WrittenAnswer(self.service, pick, ask, shape)
             call = Call(
                 self.service.engine, None if ask.stream else request.receive, seconds=self.service.limits.seconds
             )
@@ -157,8 +157,10 @@ class Paths:
             ticket = self.service.writing(ask, pick, call.deliver)
             call.submit(ticket)
             if not ask.stream:
-                return made(pick, answer.whole([cast(Piece, event) async for event in call.ends(ticket.rows)]))
-            first = cast(Piece, await call.next())  # what is refused is refused with its status, before a stream begins
+                return made(pick, answer.whole([cast(TextPiece, event) async for event in call.ends(ticket.rows)]))
+            first = cast(
+                TextPiece, await call.next()
+            )  # what is refused is refused with its status, before a stream begins
             stream = _stream(call, answer, first, ticket.rows)
             return Streamed(stream, headers=headers_of(pick), stack=stack.pop_all())
 
@@ -205,13 +207,13 @@ class Streamed(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _stream(call: Call, answer: Written, first: Piece, rows: int) -> AsyncIterator[bytes]:
+async def _stream(call: Call, answer: WrittenAnswer, first: TextPiece, rows: int) -> AsyncIterator[bytes]:
     for opening in answer.opening():
         yield sse(opening)
     yield sse(answer.chunk(first))
     try:
         async for event in call.ends(rows - bool(first.finish)):
-            yield sse(answer.chunk(cast(Piece, event)))
+            yield sse(answer.chunk(cast(TextPiece, event)))
     except (Refused, SkillgraftError) as error:  # the status has gone out already
         yield sse(refusal_of(error).body())
         return

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skillgraft.serve.sampling import Choice, Sampler
+from skillgraft.serve.sampling import ChosenToken, Sampler
 from skillgraft.serve.texts import GrowingText
 
 # What a row of a batch is answered with: skills by the bank's keys with their scales; None is the base.
@@ -27,7 +27,7 @@ class ReadOut:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """Some text of row `row`, with the tokens that it came from; `finish` says why the row ended, "" while it goes on.
 
     `tokens` counts the one that ended the text too, which is not among the `choices`.
@@ -35,7 +35,7 @@ class Piece:
 
     row: int
     text: str
-    choices: tuple[Choice, ...]
+    choices: tuple[ChosenToken, ...]
     tokens: int
     prompt_tokens: int
     finish: str = ""
@@ -48,7 +48,7 @@ class Failed:
     error: Exception
 
 
-Event = ReadOut | Piece | Failed
+Event = ReadOut | TextPiece | Failed
 
 
 @dataclass(eq=False)
@@ -87,11 +87,11 @@ class WriteRow:
     most: int
     streamed: bool
     written: list[int] = field(default_factory=list)
-    _held: list[Choice] = field(default_factory=list)
+    _held: list[ChosenToken] = field(default_factory=list)
     _parts: list[str] = field(default_factory=list)
     _counted: int = 0
 
-    def take(self, choice: Choice, ends: frozenset[int]) -> Piece | None:
+    def take(self, choice: ChosenToken, ends: frozenset[int]) -> TextPiece | None:
         """One more token: a piece to deliver now, or None while there is none."""
         self.written.append(choice.token)
         ended = choice.token in ends
@@ -105,6 +105,6 @@ class WriteRow:
         if not finish and not (self.streamed and any(self._parts)):
             return None
         new, self._counted = len(self.written) - self._counted, len(self.written)
-        piece = Piece(self.row, "".join(self._parts), tuple(self._held), new, len(self.prompt), finish)
+        piece = TextPiece(self.row, "".join(self._parts), tuple(self._held), new, len(self.prompt), finish)
         self._held, self._parts = [], []
         return piece
