@@ -132,7 +132,8 @@ def test_forget_from_the_command_line(run: Run, pair: dict[str, Graft], opened: 
     wanted = negated(opened, 0.5 * pair["films"], target="films", controls=["animals"], keep=0.8, points=5)
     written = load("minus.safetensors")
     assert written.digest == wanted.graft.digest
-    assert facts == {"format": "skillgraft scales 1", "out": "minus.safetensors", **wanted.as_json()}
+    digest = written.digest
+    assert facts == {"format": "skillgraft scales 1", "out": "minus.safetensors", "digest": digest, **wanted.as_json()}
     recipe = written.info["recipe"]
     assert (recipe["forget"], recipe["controls"], recipe["scale"]) == ("films", ["animals"], wanted.chosen.scale)
     assert recipe["graft"] == (0.5 * pair["films"]).digest
