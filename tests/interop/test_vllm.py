@@ -53,7 +53,7 @@ def skill(base: Path, seed: int) -> Graft:
     after = {name: array.copy() for name, array in before.items()}
     sites = {name: np.sort(random.choice(array.size, 60, replace=False)) for name, array in before.items()}
     for name, at in sites.items():
-        after[name].reshape(-1)[at] += random.normal(scale=2.0, size=len(at)).astype(np.float32)
+        after[name].reshape(-1)[at] += random.normal(scale=6.0, size=len(at)).astype(np.float32)
     region = Region(Scope.select("matrices", source.shapes), sites)
     return Graft.between(before, after, region, base_fingerprint=source.fingerprint)
 
