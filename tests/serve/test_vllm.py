@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 from skillgraft.errors import InputError, RunError
+from skillgraft.serve.calls import ClientGone
 from skillgraft.serve.limits import Limits
 from skillgraft.serve.refusals import Refused
 from skillgraft.serve.requests import chat, completion
-from skillgraft.serve.vllm import RANKS, Vllm, VllmService, _body, _parsed, rank_for
+from skillgraft.serve.vllm import RANKS, Vllm, VllmService, _body, _in_time, _parsed, rank_for
 
 from .serving import Running, client, greedy, language_model, skill, write_skills
 
@@ -57,6 +59,26 @@ def test_vllms_refusals_have_our_shape() -> None:
         with pytest.raises(Refused, match="vLLM: ") as refused:
             _parsed(status, raw)
         assert refused.value.status == ours
+
+
+@pytest.mark.parametrize(("leaves", "error"), [(True, ClientGone), (False, Refused)])
+def test_vllm_is_not_waited_for_without_end(leaves: bool, error: type[Exception]) -> None:
+    closed = []
+
+    class Asking:
+        async def receive(self) -> dict[str, str]:
+            await asyncio.sleep(0 if leaves else 60)
+            return {"type": "http.disconnect"}
+
+    async def never() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            closed.append("connection")
+
+    with pytest.raises(error):
+        asyncio.run(_in_time(Asking(), never(), 0.05))  # type: ignore[arg-type]
+    assert closed == ["connection"]
 
 
 def test_a_vllm_that_ends_at_once_is_reported_with_its_last_line(tmp_path: Path) -> None:

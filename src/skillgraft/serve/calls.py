@@ -66,9 +66,7 @@ class Call:
         try:
             event = await asyncio.wait_for(self._events.get(), max(0.0, self._deadline - time.monotonic()))
         except TimeoutError:
-            raise Refused(
-                504, "timeout", f"not finished within {self._seconds:g} s, the most a request may take; ask for less"
-            ) from None
+            raise too_late(self._seconds) from None
         if isinstance(event, ClientGone):
             raise event
         if isinstance(event, Failed):
@@ -88,3 +86,8 @@ class Call:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._events.put_nowait(ClientGone())
+
+
+def too_late(seconds: float) -> Refused:
+    """A request that took longer than it may."""
+    return Refused(504, "timeout", f"not finished within {seconds:g} s, the most a request may take; ask for less")

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -32,6 +32,7 @@ from skillgraft.errors import InputError, RunError
 from skillgraft.interop.lora import export_lora
 from skillgraft.opening.source import Source
 from skillgraft.serve.answers import DONE, sse
+from skillgraft.serve.calls import ClientGone, too_late
 from skillgraft.serve.limits import Limits
 from skillgraft.serve.metrics import Metrics
 from skillgraft.serve.questions import Question
@@ -208,7 +209,7 @@ class VllmPaths(Paths):
             400, "cannot_classify", "labels are given by our own engine: serve without --engine vllm", "model"
         )
 
-    async def _write(self, _request: Request, ask: Writing, shape: Any, /) -> Response:
+    async def _write(self, request: Request, ask: Writing, shape: Any, /) -> Response:
         vllm: Any = self.service.engine
         with ExitStack() as stack:
             pick = stack.enter_context(self.service.shelf.pick(ask.model, ask.skills))
@@ -216,11 +217,12 @@ class VllmPaths(Paths):
             path = "/v1/chat/completions" if shape == "chat" else "/v1/completions"
             body = _body(ask, shape, adapter, self.service.limits)
             if not ask.stream:
-                status, raw = await vllm.upstream.whole("POST", path, body)
+                asked = vllm.upstream.whole("POST", path, body)
+                status, raw = await _in_time(request, asked, self.service.limits.seconds)
                 answer = _parsed(status, raw)
                 return made(pick, {**answer, "model": pick.model})
             stream = _relayed(vllm.upstream, path, body, pick)
-            first = await anext(stream)
+            first = await _in_time(request, anext(stream), self.service.limits.seconds)
             return Streamed(_with(first, stream), headers=headers_of(pick), stack=stack.pop_all())
 
 
@@ -291,6 +293,25 @@ async def _relayed(upstream: Upstream, path: str, body: dict[str, Any], pick: Pi
                     yield DONE
                 elif data:
                     yield sse({**json.loads(data), "model": pick.model, "skills": pick.made_by()})
+
+
+async def _in_time(request: Request, asked: Awaitable[T], seconds: float) -> T:
+    """What vLLM answers, unless the client goes or time runs out: then the connection is closed, which frees vLLM's row."""
+    answering = asyncio.ensure_future(asked)
+    watching = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({answering, watching}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            return answering.result()
+        raise ClientGone if watching.done() else too_late(seconds)
+    finally:
+        answering.cancel()
+        watching.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _with(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
