@@ -171,15 +171,20 @@ def test_hub_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert list(read_table("hf:o/n:train", ("text",)).column("text")) == ["a"]
     read_table("hf:o/n/wsc.fixed:train[:10%]", ("text",))
-    assert asked == [("o/n", None, "train"), ("o/n", "wsc.fixed", "train[:10%]")]
+    remote = "hf://datasets/o/n"  # the package reads no local folder for that
+    assert asked == [(remote, None, "train"), (remote, "wsc.fixed", "train[:10%]")]
     with pytest.raises(DataError, match="hf:o/n:train: there is no column 'txt'"):
         read_table("hf:o/n:train", ("txt",))
 
 
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which `hf:owner/name` is a data folder: `datasets` looks there before it asks the hub."""
+    """A folder that stands for the hub: what is asked of the hub's `owner/name` is loaded from there."""
     datasets = pytest.importorskip("datasets")
+    load = datasets.load_dataset
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda name, *rest, **more: load(name.removeprefix("hf://datasets/"), *rest, **more)
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "owner" / "films").mkdir(parents=True)

@@ -67,11 +67,15 @@ def test_endless_nesting_is_refused():
     nested: list[object] = []
     nested.append(nested)
     with pytest.raises(InputError, match="Circular reference"):
+        Info(recipe={"a": nested})
+    with pytest.raises(InputError, match="must hold texts alone"):
         Info(labels=nested)
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(InputError, match="recursion"):
+        Info(recipe={"a": deep})
+    with pytest.raises(InputError, match="must hold texts alone"):
         Info(labels=deep)
 
 

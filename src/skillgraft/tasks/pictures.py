@@ -29,7 +29,6 @@ _UNDECODABLE = (
         OSError,
         ValueError,
         SyntaxError,
-        InputError,
         EOFError,
         IndexError,
         KeyError,
@@ -165,7 +164,7 @@ def _opened(file: Path | io.BytesIO) -> Any:
         raise InputError("images in files need the package 'pillow': pip install 'skillgraft[train]'") from error
     try:
         return Image.open(file if isinstance(file, io.BytesIO) else opened(file))
-    except Image.DecompressionBombError as error:
+    except (Image.DecompressionBombError, InputError) as error:  # too many pixels, or no ordinary file
         raise ValueError(str(error)) from error
 
 

@@ -6,6 +6,7 @@ The set is closed so that a misspelt item is an error and not a silent loss. `do
 from __future__ import annotations
 
 import platform
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -148,4 +149,4 @@ def _check_type(key: str, value: Any, wanted: type) -> None:
         raise InputError(f"provenance item {key!r} must be {wanted.__name__}, found {type(value).__name__}")
     inner: list[Any] = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
     if key in _OF_TEXTS and not all(isinstance(each, str) for each in inner):
-        raise InputError(f"provenance item {key!r} must hold texts alone, found {value!r:.80}")
+        raise InputError(f"provenance item {key!r} must hold texts alone, found {reprlib.repr(value)}")
