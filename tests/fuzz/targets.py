@@ -10,8 +10,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 from skillgraft.compose.store import ContinualStore
@@ -57,6 +59,8 @@ class Target:
 @cache
 def home() -> Path:
     """The folder of this run, with the base, a tuned model of it and their graft."""
+    with suppress(ImportError):  # other packages' adapters are merged by peft: its own weight is no case's
+        import_module("peft")
     folder = Path(tempfile.mkdtemp(prefix="skillgraft-fuzz-"))
     write_folder(folder / "base", tensors())
     write_folder(folder / "tuned", moved({**tensors(), "classifier.weight": tensors()["cls.weight"]}))
