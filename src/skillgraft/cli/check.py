@@ -9,7 +9,7 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import Base, GraftFile, Json
-from skillgraft.errors import WrongBase
+from skillgraft.errors import InputError, WrongBase
 
 
 def run(
@@ -20,7 +20,7 @@ def run(
 ) -> None:
     """Tell whether a graft fits a base, and what it would change.
 
-    The exit code is 3 if it does not fit. Headers and sites alone are read, so it takes seconds at any size.
+    The exit code is 3 if it does not fit, and 2 for what --strict refuses. Headers and sites alone are read, so it takes seconds at any size.
 
     \b
     Examples
@@ -37,4 +37,5 @@ def run(
     facts = {"base": str(base), "graft": str(graft), "digest": loaded.digest, **asdict(report)}
     output.show(facts, as_json=json, lines=lines)
     if not report.fits:
-        raise typer.Exit(WrongBase.exit_code)
+        fits_otherwise = strict and check(base, Named(loaded, graft.name)).fits
+        raise typer.Exit(InputError.exit_code if fits_otherwise else WrongBase.exit_code)

@@ -36,7 +36,8 @@ def kind_of_file(mode: int) -> str:
 def opened(path: Path) -> BinaryIO:
     """An ordinary file (or a link to one) for reading; anything else is refused before it is opened."""
     _refuse_odd(path, os.stat(path).st_mode)
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    file = open(path, "rb", opener=lambda name, _: os.open(name, flags))  # noqa: SIM115
     try:
         _refuse_odd(path, os.fstat(file.fileno()).st_mode)
     except InputError:
@@ -54,7 +55,7 @@ def read_bytes(path: Path, *, limit: int) -> bytes:
     """All of an ordinary file of at most `limit` bytes. A file that is not there raises Python's own error."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        content = file.read(limit + 1) if size <= limit else b""
+        content = file.read(size + 1) if size <= limit else b""  # room for so many bytes is taken at once
     if size > limit or len(content) > limit:
         raise InputError(f"{path} has {max(size, len(content)):,} bytes, the most that is read is {limit:,}")
     return content
