@@ -96,7 +96,7 @@ def test_a_parameter_without_entries(refused):
     refused(lambda raw: raw.append("w.indices", np.zeros(0, np.int32), "I32"), "not in the file's own scope")
     refused(
         lambda raw: raw.put(f"{WEIGHT}.bitmap", np.zeros(8, np.uint8)),
-        f"{WEIGHT}: listed without entries",
+        f"{WEIGHT}.bitmap: 0 entries",
         golden="bitmap",
     )
 

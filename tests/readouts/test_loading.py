@@ -155,7 +155,7 @@ class TestRefusedBeforeWeightsAreLoaded:
     def test_no_such_hub_name(self) -> None:
         with pytest.raises(
             InputError,
-            match=r"nobody/nothing: there is no such folder, and no config.json of that name",
+            match=r"nobody/nothing is not in the cache, and the hub cannot be reached: connect, or give a local folder",
         ):
             open_readouts("nobody/nothing", [task_of(SENTIMENT)])
 

@@ -91,7 +91,7 @@ WRONG_FILES: list[tuple[str, bytes, str]] = [
     ("rows.csv.gz", b"text,label\n", "cannot be read after line 0"),
     ("rows.npz", b"PK nothing", "there is no column 'text': Known: image, label"),
     ("rows.parquet", b"PAR1 nothing", "cannot be read"),
-    ("rows.txt", b"x", "no reader for files that end in '.txt'"),
+    ("rows.odt", b"x", "no reader for files that end in '.odt'"),
 ]
 
 

@@ -20,7 +20,8 @@ def run(
 ) -> None:
     """Tell whether a graft fits a base, and what it would change.
 
-    The exit code is 3 if it does not fit, and 2 for what --strict refuses. Headers and sites alone are read, so it takes seconds at any size.
+    The exit code is 3 if it does not fit, and 2 for what --strict refuses. Headers and sites alone are read, so it takes
+    seconds at any size.
 
     \b
     Examples

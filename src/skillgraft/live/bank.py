@@ -118,7 +118,7 @@ class SkillBank:
         A batch of k rows for each entry (beams, choices) gives all of them that entry's skill. What is answered is fixed by this
         call, which raises whatever is wrong with it. What it gives may be entered again and again, as for every token of a text.
         """
-        return EnteredRows(UnderWay(self._token, self._batch(rows)))
+        return EnteredRows(self, UnderWay(self._token, self._batch(rows)))
 
     def _batch(self, rows: Sequence[Row]) -> RowBatch:
         if isinstance(rows, str) or not rows:
@@ -186,10 +186,10 @@ class SkillBank:
 
 
 class EnteredRows:
-    """The rows of a batch, to be entered with `with`."""
+    """The rows of a batch, to be entered with `with`. The bank lives as long as they do: without it nothing answers."""
 
-    def __init__(self, entered: UnderWay) -> None:
-        self._entered = entered
+    def __init__(self, bank: SkillBank, entered: UnderWay) -> None:
+        self._bank, self._entered = bank, entered
         self._reset: Token[Any] | None = None
 
     def __enter__(self) -> None:

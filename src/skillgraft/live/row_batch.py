@@ -21,6 +21,7 @@ from skillgraft.errors import InputError
 from skillgraft.live.row_change import ModuleChange
 from skillgraft.live.row_forms import EMBEDDING, LINEAR, NORM, NOTHING, Entries, RowForms, RowModule
 from skillgraft.live.row_skill import RowSkill
+from skillgraft.opening.compat import own_parameters
 
 _MANY, _MANY_DECODING = 0.02, 0.2
 
@@ -44,8 +45,8 @@ class OwnMatrix:
         alone = inputs == NOTHING
         first, second = (inputs, outputs) if module.transposed else (outputs, inputs)
         flat = first.astype(np.int64) * module.shape[1] + second
-        weight = module.module._parameters["weight"]
-        bias = module.module._parameters.get("bias")
+        weight = own_parameters(module.module)["weight"]
+        bias = own_parameters(module.module).get("bias")
         assert weight is not None
         changed = _changed(weight, flat[~alone], delta[~alone])
         shifted = None if bias is None else _changed(bias, outputs[alone].astype(np.int64), delta[alone])
@@ -92,7 +93,7 @@ class RowBatch:
         """The module's entries of all rows, and apart from them the skills that have too many for that."""
         module = self.forms.modules[index]
         most = (_MANY_DECODING if decoding else _MANY) * np.prod(module.shape) if module.kind == LINEAR else np.inf
-        device = module.module._parameters["weight"].device  # type: ignore[union-attr]
+        device = own_parameters(module.module)["weight"].device  # type: ignore[union-attr]
         few: list[tuple[int, Entries]] = []
         many: dict[int, list[int]] = {}
         for row, skill in enumerate(self.skills):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from skillgraft.live.slots import Stored, stored
 from skillgraft.live.source_reading import direct_reads
-from skillgraft.opening.compat import table_ids
+from skillgraft.opening.compat import own_parameters, table_ids
 from skillgraft.values.region import Indices, Shape
 
 Columns = npt.NDArray[np.int32]
@@ -73,7 +73,7 @@ class RowModule:
     @property
     def shape(self) -> Shape:
         """The weight's shape."""
-        weight = self.module._parameters["weight"]
+        weight = own_parameters(self.module)["weight"]
         return tuple(weight.shape) if weight is not None else ()
 
     def entries(self, key: str, at: Indices, delta: npt.NDArray[np.float32]) -> list[Entries]:
@@ -105,7 +105,7 @@ class RowForms:
         for path, module in model.named_modules():
             parent = path.rpartition(".")[0]
             above = ancestors[path] = [*ancestors[parent], model.get_submodule(parent)] if path else []
-            if any(tensor is not None for tensor in module._parameters.values()):
+            if any(tensor is not None for tensor in own_parameters(module).values()):
                 self._take(path, module, above)
 
     def seen(self, model: nn.Module) -> tuple[object, ...]:
@@ -113,7 +113,7 @@ class RowForms:
         numbers = [
             (tensor.data_ptr(), None if tensor.is_inference() else tensor._version)
             for module in self.modules
-            for tensor in module.module._parameters.values()
+            for tensor in own_parameters(module.module).values()
             if tensor is not None
         ]
         return (*table_ids(model), *numbers)
@@ -136,7 +136,7 @@ class RowForms:
     def _take(self, path: str, module: nn.Module, above: list[nn.Module]) -> None:
         reason = _reason(path, above)
         made = reason or _row_module(path, module)
-        for key, tensor in module._parameters.items():
+        for key, tensor in own_parameters(module).items():
             if tensor is None:
                 continue
             if not isinstance(made, str) and key in ("weight", "bias"):
@@ -202,8 +202,8 @@ def _embedding(path: str, module: nn.Embedding) -> RowModule | str:
 
 def _norm(path: str, module: nn.Module) -> RowModule | str:
     """A norm of any class that is found to compute (weight + c) · x̂ + bias over the last axis, with c 0 or 1 (Gemma)."""
-    names = {key for key, tensor in module._parameters.items() if tensor is not None}
-    weight = module._parameters.get("weight")
+    names = {key for key, tensor in own_parameters(module).items() if tensor is not None}
+    weight = own_parameters(module).get("weight")
     unlike = "this norm is not weight · x̂ + bias over the last axis"
     if weight is None or weight.dim() != 1 or not names <= {"weight", "bias"} or any(True for _ in module.children()):
         return unlike
@@ -213,7 +213,7 @@ def _norm(path: str, module: nn.Module) -> RowModule | str:
         return unlike
     if offset is None:
         return unlike
-    bias = module._parameters.get("bias")
+    bias = own_parameters(module).get("bias")
     ours = weight.detach().float().cpu().numpy() + np.float32(offset)
     shift = None if bias is None else bias.detach().float().cpu().numpy()
     weighty = (np.abs(ours) > 0) & (
@@ -231,7 +231,7 @@ def _probed(module: nn.Module, weight: Tensor) -> float | None:
     draw = torch.Generator().manual_seed(0)
     x, w, b = (torch.randn(shape, generator=draw) for shape in ((2, size + 1, size), (size,), (size,)))
     x, w, b = (tensor.to(weight.device, weight.dtype) for tensor in (x, w, b))
-    biased = module._parameters.get("bias") is not None
+    biased = own_parameters(module).get("bias") is not None
     with torch.no_grad():
         zero, one, drawn = (_with(module, weight=at, bias=0 * b)(x).float() for at in (0 * w, 0 * w + 1, w))
         shift = _with(module, weight=w, bias=b)(x).float() - drawn if biased else torch.zeros(())
@@ -249,6 +249,6 @@ def _with(module: nn.Module, **numbers: Tensor) -> nn.Module:
     twin.__dict__.update({name: type(module.__dict__[name])() for name in hooks})
     twin.__dict__["_parameters"] = {
         key: None if tensor is None else nn.Parameter(numbers[key].detach(), requires_grad=False)
-        for key, tensor in module._parameters.items()
+        for key, tensor in own_parameters(module).items()
     }
     return twin

@@ -2,6 +2,7 @@
 
 Predictions of the same rows are resampled together (paired), those of different rows independently.
 
+    >>> from skillgraft.predictions.predictions import Predictions
     >>> predictions = Predictions([[1.0, 0.0]] * 8, [0, 0, 0, 0, 0, 0, 1, 1], task="sst2")
     >>> interval(predictions, metric="accuracy").as_json()
     {'value': 0.75, 'low': 0.5, 'high': 1.0}

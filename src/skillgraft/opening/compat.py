@@ -65,6 +65,11 @@ def tables(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], set[str]]]:
         yield path, module._buffers, module._non_persistent_buffers_set
 
 
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """A module's own table of parameters, its submodules' left out; None stands for one that it does without."""
+    return module._parameters
+
+
 def table_ids(model: nn.Module) -> list[int]:
     """Which tables of parameters a model has: another answer means that a submodule came, went or was replaced.
 

@@ -211,7 +211,8 @@ def _described(name: str, labels: tuple[str, ...], settings: Mapping[str, Any]) 
     stored = settings.get("descriptions")
     if not isinstance(stored, Mapping):
         raise InputError("its text head has no descriptions of labels; multiple choice is not served")
-    texts = {label: tuple(stored[label]) if isinstance(stored[label], list) else () for label in labels}
+    found = {label: stored.get(label) for label in labels}
+    texts = {label: tuple(text) if isinstance(text, list) else () for label, text in found.items()}
     bare = [label for label in labels if not texts[label] or not all(isinstance(text, str) for text in texts[label])]
     if bare:
         raise InputError(f"its text head has no description of {listed(bare)}")

@@ -74,7 +74,7 @@ _KIND_PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _PATTERN
 
 # Tensors that hold a task's classes: they travel whole. The LM head is not among them: base and tuned share it.
 _HEAD = re.compile(
-    r"(^|\.)(pooler|[a-z_]*classifier|score|qa_outputs|classification_head|seq_classif|regressor|logits_proj)\."
+    r"(^|\.)(pooler|sequence_summary|[a-z_]*classifier|score|qa_outputs|classification_head|seq_classif|regressor|logits_proj)\."
 )
 _LM_HEAD = re.compile(
     r"^(lm_head|lm_loss|cls|predictions|generator[a-z_]*|vocab_[a-z]+|embed_out|output_projection|final_logits_bias|head)(\.|$)"

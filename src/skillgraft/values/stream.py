@@ -255,14 +255,14 @@ class Digest:
     """
 
     def __init__(self) -> None:
-        self._parameters: dict[str, bytes] = {}
+        self._by_parameter: dict[str, bytes] = {}
 
     def watching(self, stream: GraftStream) -> GraftStream:
         """The stream; a parameter counts once it has been read to its end, and is not looked at again."""
 
         def watched(name: str) -> Iterator[Stretch]:
             read = stream.sites if stream.packed else stream.stretches  # a packed one's sites come with their digests
-            if name in self._parameters:
+            if name in self._by_parameter:
                 yield from read(name)
                 return
             sha = hashlib.sha256()
@@ -271,19 +271,19 @@ class Digest:
                 sha.update(hashlib.sha256(encoded_sites(stretch)).digest())
                 sha.update(stretch.digests or numbers_digests(stretch))
                 yield stretch
-            self._parameters[name] = sha.digest()
+            self._by_parameter[name] = sha.digest()
 
         return replace(stream, stretches=watched)
 
     def of(self, stream: GraftStream) -> str:
         """The digest of the stream; what was not read to its end yet is read now."""
         for name in stream.counts:
-            for _ in self.watching(stream).stretches(name) if name not in self._parameters else ():
+            for _ in self.watching(stream).stretches(name) if name not in self._by_parameter else ():
                 pass
         sha = hashlib.sha256(f"{stream.form} {stream.scale!r} {stream.base_fingerprint}\n".encode())
         for name, count in stream.counts.items():
             sha.update(f"{name!r} {count} {stream.formats[name]}\n".encode())
-            sha.update(self._parameters[name])
+            sha.update(self._by_parameter[name])
         for name in sorted(stream.heads):
             head = stream.heads[name]
             sha.update(f"head {name!r} {head.dtype} {head.shape}\n".encode())
