@@ -52,7 +52,7 @@ def test_the_python_code_runs_and_the_folder_is_as_described(tmp_path: Path) -> 
     rows = section(CLI, "evaluate").split("JSON fields")[1].split("| error |")[0]
     compared = {"agreement", "share_kept", "relative_gain"}
     of_completions = {
-        "cut_tokens", "exact_match", "exact_match_kept", "perplexity", "token_accuracy", "tokens", "contains",
+        "cut_rows", "cut_tokens", "exact_match", "exact_match_kept", "perplexity", "token_accuracy", "tokens", "contains",
     }  # fmt: skip
     assert models["base"].keys() | compared | {"gain"} | of_completions == first_cells(rows)
     assert set(found) == set(re.findall(r"`(\w+)`", rows.split(". ")[0]))

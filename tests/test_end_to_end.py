@@ -114,9 +114,15 @@ def test_the_documented_output_is_the_real_one(published: Path, tmp_path: Path) 
 
 
 def _pattern(shown: str) -> str:
-    """What the output must look like: `…` alone stands for any lines; a file's size follows the versions noted in it."""
+    """What the output must look like: `…` alone stands for any lines, behind a space for the rest of one.
+
+    A file's size follows the versions noted in it.
+    """
 
     def of_line(line: str) -> str:
-        return r"(.*\n)*" if line == "…" else re.sub(r"[\d\\.]+\\ kB", r"[\\d.]+ kB", re.escape(line)) + "\n"
+        if line == "…":
+            return r"(.*\n)*"
+        start, rest = line.removesuffix(" …"), " .*" if line.endswith(" …") else ""
+        return re.sub(r"[\d\\.]+\\ kB", r"[\\d.]+ kB", re.escape(start)) + rest + "\n"
 
     return "".join(map(of_line, shown.splitlines()))
