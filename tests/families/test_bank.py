@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from skillgraft import SkillBank, extract
 from skillgraft.errors import InputError
 from skillgraft.live.row_forms import RowForms
+from skillgraft.opening.compat import in_one_format
 from tests.families.architectures import FAMILIES, Family, load
 from tests.live.skills import distance, random_skill, row_by_row
 
@@ -23,12 +25,14 @@ QUICK = (
     "vit", "clip",
 )  # fmt: skip
 FLOAT32 = 1e-5  # of the largest logit
-# A sum is rounded to bfloat16 in one product by `grafted` and in two by the bank: the difference is a few of its steps of 2^-8.
+FLOAT = np.dtype(np.float32)
+# A sum is rounded to bfloat16 in one product by `grafted` and in two by the bank: a few of its steps of 2^-8, beside twice the
+# distance that `grafted` itself has from the answer in float32 (mT5's is 0.17).
 BFLOAT16 = 0.05
 WRITES = ("decoder", "encoder-decoder")
 # How much of a family has no per-row form, and why; of those that are not here nothing but positions and patches is refused.
 REFUSED = {
-    "deberta": ("encoder.layer.0.attention.self.in_proj.weight", "relative positions"),
+    "deberta": ("encoder.layer.0.attention.self.in_proj.weight", "reads its numbers directly|relative positions"),
     "deberta-v2": ("encoder.layer.0.attention.self.query_proj.weight", "relative positions"),
     "longformer": ("encoder.layer.0.attention.self.query.weight", "moves the axis of rows"),
     "xlnet": ("layer.0.ff.layer_1.weight", "moves the axis of rows"),
@@ -102,7 +106,19 @@ def test_every_row_is_answered_as_with_its_skill_alone(family: Family, pair: Pai
 
 @pytest.mark.parametrize("family", families(("bert", "llama", "t5")))
 def test_in_bfloat16_to_a_few_of_its_steps(family: Family, pair: Pairs) -> None:
-    check(family, pair(family, "bfloat16")[0], "bfloat16", BFLOAT16)
+    folder = pair(family, "bfloat16")[0]
+    model, wide = load(family, folder, "bfloat16"), load(family, folder, "float32")
+    in_one_format(model, torch.bfloat16)  # the code of DeBERTa and XLNet runs in no other way
+    skills = [random_skill(model, 1), None, random_skill(model, 2)]
+    bank, ask = SkillBank(model, {"first": skills[0], "last": skills[2]}), asked(model, family, batch_of(family, 3))
+    with torch.no_grad():
+        base, wanted = ask(), row_by_row(model, skills, ask)
+        with bank.rows(["first", None, "last"]):
+            found = ask()
+        exactly = [skill and skill.in_formats(dict.fromkeys((*skill.before, *skill.heads), FLOAT)) for skill in skills]
+        truth = row_by_row(wide, exactly, asked(wide, family, batch_of(family, 3)))
+    assert torch.equal(found[1], base[1])
+    assert distance(found.float(), truth) <= 2 * distance(wanted.float(), truth) + BFLOAT16
 
 
 @pytest.mark.parametrize("family", [case for case in families(QUICK) if case.values[0].kind in WRITES])
