@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -205,6 +205,20 @@ class Checkpoint:
             for file in self.files:
                 files.enter_context(file.steady())
             yield
+
+
+class OverBase:
+    """A base and the file that changes it (an adapter, a patch): both must stay as they are while they are read."""
+
+    base: Checkpoint
+    file: TensorFile
+
+    def steady(self) -> AbstractContextManager[None]:
+        return self.base.steady()
+
+    def check_unchanged(self) -> None:
+        self.base.check_unchanged()
+        self.file.check_unchanged()
 
 
 def fingerprint(tensors: Tensors, *, without: Iterable[str] = ()) -> str:

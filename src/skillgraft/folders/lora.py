@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 
 from skillgraft.errors import FormatError, InputError, listed
 from skillgraft.files.tensors import TensorFile
-from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.checkpoint import Checkpoint, OverBase
 from skillgraft.folders.weight_files import read_json
 from skillgraft.values.names import in_layers, is_head
 from skillgraft.values.numbers import Array, widen
@@ -66,7 +65,7 @@ class LowRank:
 
 
 @dataclass(frozen=True)
-class LoraCheckpoint:
+class LoraCheckpoint(OverBase):
     """Base and adapter together, read as one model."""
 
     path: Path
@@ -147,13 +146,6 @@ class LoraCheckpoint:
 
     def read(self, name: str) -> Array:
         return self.flat(name).reshape(self.shapes[name])
-
-    def steady(self) -> AbstractContextManager[None]:
-        return self.base.steady()
-
-    def check_unchanged(self) -> None:
-        self.base.check_unchanged()
-        self.file.check_unchanged()
 
 
 def is_plain_lora(folder: Path) -> bool:

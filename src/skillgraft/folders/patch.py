@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 from skillgraft.errors import FormatError, InputError
 from skillgraft.files.tensors import TensorFile
-from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.checkpoint import Checkpoint, OverBase
 from skillgraft.values import strict_json
 from skillgraft.values.names import in_layers, is_head
 from skillgraft.values.numbers import Array, all_finite
@@ -40,7 +39,7 @@ def is_patch(path: Path) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class PatchCheckpoint:
+class PatchCheckpoint(OverBase):
     """Base and patch together, read as one model."""
 
     path: Path
@@ -128,13 +127,6 @@ class PatchCheckpoint:
 
     def read(self, name: str) -> Array:
         return self.flat(name).reshape(self.shapes[name])
-
-    def steady(self) -> AbstractContextManager[None]:
-        return self.base.steady()
-
-    def check_unchanged(self) -> None:
-        self.base.check_unchanged()
-        self.file.check_unchanged()
 
 
 def _shapes(file: TensorFile) -> dict[str, Shape]:
