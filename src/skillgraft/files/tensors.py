@@ -132,6 +132,12 @@ class TensorFile:
             with suppress(OSError):  # the kernel took it back, because we were asked too long ago
                 fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
+    def _steady(self) -> bool:
+        """Whether the promise of `steady` was given; an error where the kernel has been asked to take it back."""
+        if self._promise and fcntl.fcntl(self._promise[0], fcntl.F_GETLEASE) != fcntl.F_RDLCK:
+            raise _changed(self.path)
+        return bool(self._promise)
+
     def flat(self, name: str, low: int = 0, high: int | None = None) -> Array:
         """Entries [low, high) of a tensor, read-only: read into memory of their own, or see `steady`.
 
@@ -139,10 +145,9 @@ class TensorFile:
         """
         entry = self.entries[name]
         high = entry.size if high is None else high
-        if self._promise:
-            if fcntl.fcntl(self._promise[0], fcntl.F_GETLEASE) != fcntl.F_RDLCK:
-                raise _changed(self.path)
+        if self._steady():
             return self.mapped(name)[low:high]
+        self.check_unchanged()
         result = np.empty(max(0, high - low), entry.dtype)
         self._fill(result, entry.start + low * entry.dtype.itemsize)
         result.flags.writeable = False
@@ -151,6 +156,10 @@ class TensorFile:
     def at(self, name: str, sites: npt.NDArray[np.integer[Any]]) -> Array:
         """The numbers at sorted sites. Neighbours are read together: the cost follows the sites, not the tensor."""
         entry, size = self.entries[name], self.entries[name].dtype.itemsize
+        if self._steady():
+            taken: Array = self.mapped(name)[sites]
+            return taken
+        self.check_unchanged()
         result = np.empty(len(sites), entry.dtype)
         edges = windows(sites)
         firsts, lasts = sites[edges[:-1]].tolist(), sites[edges[1:] - 1].tolist()

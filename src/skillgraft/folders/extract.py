@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -109,7 +110,8 @@ def extract(
     """
     asked: dict[str, Any] = {"density": density, "entries": entries, "region": region, "scope": scope}
     stream = extracted(base, tuned, convert=convert, progress=progress, **asked)
-    graft = Graft.collected(stream)
+    with stream.steady():
+        graft = Graft.collected(stream)
     stream.check_unchanged()
     return graft
 
@@ -170,6 +172,14 @@ class ExtractedStream(GraftStream):
         """Refuse folders that were written to since they were opened."""
         for folder in self.folders:
             folder.check_unchanged()
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """While everything is collected: both folders are mapped where that is safe; see `TensorFile.steady`."""
+        with ExitStack() as folders:
+            for folder in self.folders:
+                folders.enter_context(folder.steady())
+            yield
 
 
 def _stream(
