@@ -1,4 +1,4 @@
-"""docs/results.md and a page for each measured result, made from their JSON: `pages()` gives every file's text.
+"""docs/results.md, a page for each measured result and the README's table, made from JSON: `pages()` gives every file's text.
 
 examples/results.toml says which results there are, with comments written after looking at the numbers; examples/claims.toml
 which of their cells stand beside which of the papers' claims. No number of ours is written by hand.
@@ -15,13 +15,15 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import first_screen
+
 from skillgraft.errors import InputError, did_you_mean
 from skillgraft.report.sheet import Cell, Result, Sheet, load_result, markdown
 from skillgraft.values.printing import shown
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-RESULTS, PAGE = DOCS / "results", DOCS / "results.md"
+RESULTS, PAGE, README = DOCS / "results", DOCS / "results.md", ROOT / "README.md"
 LISTS = ("tasks", "shots", "seeds", "ood", "controls", "methods")
 ABOUT = ("id", "recipe", "base", "profile", "comment")
 Part = Mapping[str, Any]
@@ -36,7 +38,8 @@ def parts() -> Sequence[Part]:
 def pages() -> dict[Path, str]:
     """Every page, by its path. A result that is not measured yet has none."""
     measured = [part for part in parts() if "recipe" in part and _json(part).exists()]
-    return {PAGE: _claims_page(), **{page_of(part): _result_page(part) for part in measured}}
+    readme = first_screen.with_table(README.read_text(encoding="utf-8"))
+    return {README: readme, PAGE: _claims_page(), **{page_of(part): _result_page(part) for part in measured}}
 
 
 def page_of(part: Part) -> Path:
