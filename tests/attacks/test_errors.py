@@ -8,6 +8,7 @@ import struct
 import numpy as np
 import pytest
 
+from skillgraft.compose.store import ContinualStore
 from skillgraft.errors import DataError, FormatError, InputError, SkillgraftError
 from skillgraft.files import tensors as tensor_file
 from skillgraft.files.gguf_header import check_gguf
@@ -16,6 +17,7 @@ from skillgraft.folders.apply import Named, apply, remove
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import extract
 from skillgraft.report.artefacts import find
+from skillgraft.tasks.section import Section
 from skillgraft.tasks.sources import read_table
 from skillgraft.values.info import Info
 from tests.fuzz import run as fuzzing
@@ -138,6 +140,7 @@ def test_a_lora_task_of_an_odd_type_is_none(task_type, tmp_path):
         ("d.jsonl", b"[" * 5000),
         ("d.jsonl.gz", b"\x1f\x8b\x08" + bytes(40)),
         ("d.csv", b'text,label\n"open'),
+        ("d.csv", b"text,la\rbel\na,b\n"),
     ],
 )
 def test_damaged_data(name, content, tmp_path):
@@ -145,6 +148,39 @@ def test_damaged_data(name, content, tmp_path):
     columns = ("image", "label") if name.endswith(".npz") else ("text", "label")
     with pytest.raises(DataError, match=name):
         read_table(str(tmp_path / name), columns)
+
+
+def test_a_saved_dataset_whose_offsets_lead_out_of_its_buffers(tmp_path):
+    """Its files are mapped into memory as they are: read unproved, this one ends the process."""
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"text": ["ab", "cdef"], "label": [0, 1]}).save_to_disk(tmp_path / "saved")
+    file = next((tmp_path / "saved").glob("*.arrow"))
+    offsets = struct.pack("<iii", 0, 2, 6)
+    assert file.read_bytes().count(offsets) == 1
+    file.write_bytes(file.read_bytes().replace(offsets, struct.pack("<iii", 0, 2**30, 2**30 + 4)))
+    with pytest.raises(DataError, match=r"saved: cannot be read: .*offset"):
+        read_table(str(tmp_path / "saved"), ("text", "label"))
+
+
+@pytest.mark.parametrize(("line", "kind"), [(f"name{'.a' * 3000} = 1", "dict"), (f"name = 0x{'f' * 5000}", "int")])
+def test_a_task_file_with_a_value_that_cannot_be_spelt(line, kind, tmp_path):
+    (tmp_path / "t.toml").write_text(line)
+    with pytest.raises(InputError, match=rf"'name' must be a string; found a value that cannot be spelt \({kind}\)"):
+        Section.of_file(tmp_path / "t.toml").text("name")
+
+
+def test_a_store_that_lists_a_file_of_an_impossible_name(tmp_path):
+    task = {"task": "a", "file": "x" * 3000, "digest": "0", "entries": 1}
+    store = {
+        "format": "skillgraft.store",
+        "format_version": "1",
+        "base": "b",
+        "base_fingerprint": "0" * 64,
+        "tasks": [task],
+    }
+    (tmp_path / "store.json").write_text(json.dumps(store))
+    with pytest.raises(FormatError, match="is not a file of this folder"):
+        ContinualStore.open(tmp_path)
 
 
 def test_a_report_survives_any_one_file(tmp_path):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import bundles
-from .mutations import _ODD_VALUES, MUTATIONS, Mutation, cut_out, flip_bits, insert, truncate
+from .mutations import MUTATIONS, Mutation, cut_out, flip_bits, insert, odd, truncate
 
 _PIECES = (
     *(
@@ -83,7 +83,7 @@ def edit_json(rng: random.Random, content: bytes) -> bytes:
         other, place = rng.choice(_spots(value))
         container[key] = other[place] if not _holds(other[place], container) else None
     else:
-        container[key] = rng.choice(_ODD_VALUES)
+        container[key] = odd(rng)
     return json.dumps(value).encode(errors="surrogatepass")
 
 
@@ -104,7 +104,7 @@ def damage(rng: random.Random, name: str, content: bytes) -> bytes:
         ways = JSON
     try:
         return rng.choice(ways)(rng, content or b"0")
-    except (ValueError, KeyError, IndexError, TypeError):  # the way needs more structure than this content has
+    except Exception:  # the way needs more structure than this content has
         return splice(rng, content)
 
 

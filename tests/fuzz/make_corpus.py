@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from skillgraft.compose.store import ContinualStore
-from skillgraft.files import graft_file
+from skillgraft.files import graft_file, packed
 from skillgraft.files import tensors as tensor_file
 from skillgraft.folders.apply import apply
 from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.interop.export import export_patch
 from skillgraft.predictions.predictions import Predictions
 from skillgraft.report.sheet import Cell, Result, Sheet, save_result
 from skillgraft.tasks.task_file import CATALOGUE
@@ -28,7 +29,22 @@ from skillgraft.values.region import Region
 from tests.model_folders import QUERY, moved, write_folder
 
 from . import bundles
-from .targets import CORPUS, DATA, GRAFTED, LORA, MODEL, REPORT, STORE, graft, home, tensors
+from .targets import (
+    CORPUS,
+    DATA,
+    GRAFTED,
+    LORA,
+    MODEL,
+    PATCH,
+    PICTURES,
+    REPORT,
+    SAVED,
+    SIZES,
+    STORE,
+    graft,
+    home,
+    tensors,
+)
 
 ROWS = [{"text": "a good film", "label": 1}, {"text": 'bad, "very" bad é', "label": 0}]
 
@@ -46,6 +62,13 @@ def grafts() -> None:
     for name, each in {"exact": found, "small": small.without_heads(), "arithmetic": arithmetic}.items():
         graft_file.save(each, dense, overwrite=True)
         put("graft", name, dense.read_bytes())
+    for name in ("exact", "arithmetic"):
+        put("streamed", name, (CORPUS / "graft" / name).read_bytes())
+    stream = found.stream()
+    packed.save_packed(stream, home() / "packed.safetensors", metadata=graft_file.packed_metadata_of(stream))
+    put("streamed", "packed", (home() / "packed.safetensors").read_bytes())
+    export_patch(found, home() / "p.safetensors", base=home() / "base")
+    put("patch", "one", bundles.pack(bundles.read(home(), PATCH), PATCH))
     for name, region in {"few": small.region, "full": Region.full(found.region.scope)}.items():
         graft_file.save_region(region, dense, base_fingerprint=found.base_fingerprint, info=found.info, overwrite=True)
         put("region", name, dense.read_bytes())
@@ -53,7 +76,7 @@ def grafts() -> None:
 
 def folders() -> None:
     for shards in (1, 2):
-        folder = write_folder(home() / f"model{shards}", moved(tensors()), shards=shards)
+        folder = write_folder(home() / f"model{shards}", moved(tensors()), shards=shards, config=SIZES)
         (folder / "README.md").write_text("# A model\n")
         put("model", f"tuned-{shards}", bundles.pack(bundles.read(folder, MODEL), MODEL))
     put("model", "base", bundles.pack(bundles.read(home() / "base", MODEL), MODEL))
@@ -68,6 +91,19 @@ def folders() -> None:
     settings = {"peft_type": "LORA", "lora_alpha": 4, "r": 2, "alpha_pattern": {"query": 8}, "task_type": "SEQ_CLS"}
     (home() / "lora" / LORA[0]).write_text(json.dumps(settings))
     put("lora", "one", bundles.pack(bundles.read(home() / "lora", LORA), LORA))
+    target = QUERY.removesuffix(".weight")
+    settings = {
+        "peft_type": "LORA",
+        "lora_alpha": 4,
+        "r": 2,
+        "use_dora": True,
+        "target_modules": [target],
+    }  # PEFT's own
+    tensor_file.write(
+        home() / LORA[1], {**both, f"{stem}.lora_magnitude_vector": np.ones(4, np.float32)}, {"format": "pt"}
+    )
+    (home() / LORA[0]).write_text(json.dumps(settings))
+    put("lora", "dora", bundles.pack(bundles.read(home(), LORA), LORA))
 
 
 def text(value: str) -> bytes:
@@ -114,10 +150,42 @@ def data() -> None:
     np.savez_compressed(room, images=np.zeros((2, 4, 4), np.uint8), labels=np.array([0, 1]))
     made = {
         "d.jsonl": lines, "d.csv": separated(","), "d.tsv": separated("\t"), "d.jsonl.gz": gzip.compress(lines, mtime=0),
-        "d.parquet": parquet(), "d.npz": room.getvalue(),
+        "d.parquet": parquet(), "d.npz": room.getvalue(), "d.txt": b"a good film\n\nbad \xc3\xa9\r\n",
     }  # fmt: skip
     for name, content in made.items():
         put("data", name, bundles.pack({name: content}, DATA))
+
+
+def pictures() -> None:
+    from PIL import Image
+
+    room = home() / "pictures"
+    for name in PICTURES:
+        (room / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(room / name)
+    put("pictures", "four", bundles.pack(bundles.read(room, PICTURES), PICTURES))
+
+
+def saved() -> None:
+    import datasets
+
+    datasets.Dataset.from_list(ROWS).save_to_disk(home() / "saved")
+    put("saved", "one", bundles.pack(bundles.read(home() / "saved", SAVED), SAVED))
+
+
+def requests() -> None:
+    sampling = {"max_tokens": 8, "temperature": 0.5, "top_p": 0.9, "stop": ["\n"], "seed": 1, "n": 2, "stream": True}
+    message = {"role": "user", "content": "Hello"}
+    bodies: dict[str, dict[str, Any]] = {
+        "completion": {"model": "bash+0.5*french", "prompt": ["ls", "é"], **sampling, "logprobs": 2},
+        "chat": {"model": "m", "skills": {"bash": 0.5}, "messages": [message], **sampling, "logprobs": True},
+        "embeddings": {"model": "m", "input": [[1, 2], [3]], "encoding_format": "base64"},
+        "classify": {"model": "sst2", "input": ["good", {"text": "bad"}], "task": "sst2"},
+    }
+    for name, body in bodies.items():
+        put("request", name, json.dumps(body, ensure_ascii=False).encode())
+    put("names", "one", b"sst2")
+    put("names", "sum", b"bash+-0.5*french + 1e-3*a.b_c-d")
 
 
 def report() -> None:
@@ -165,7 +233,7 @@ def store() -> None:
 
 def main() -> None:
     shutil.rmtree(CORPUS, ignore_errors=True)
-    for make in (grafts, folders, gguf, tasks, data, report, store):
+    for make in (grafts, folders, gguf, tasks, data, pictures, saved, requests, report, store):
         make()
     files = [path for path in Path(CORPUS).rglob("*") if path.is_file()]
     print(f"{len(files)} seeds, {sum(path.stat().st_size for path in files):,} bytes")

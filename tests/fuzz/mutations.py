@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable
@@ -61,6 +62,11 @@ _SHAPE_BOMBS = (
 _TAGS = ("F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL", "F8_E4M3", "C64", "f32", "")
 
 
+def odd(rng: random.Random) -> Any:
+    """One of the odd values, of its own: a later change of it is no change of the table."""
+    return copy.deepcopy(rng.choice(_ODD_VALUES))
+
+
 def flip_bits(rng: random.Random, content: bytes) -> bytes:
     result = bytearray(content)
     for _ in range(rng.choice((1, 1, 1, 3, 20))):
@@ -115,13 +121,13 @@ def _some_dict(rng: random.Random, raw: RawFile) -> dict[str, Any]:
 def odd_value(rng: random.Random, raw: RawFile) -> None:
     chosen = _some_dict(rng, raw)
     if chosen:
-        chosen[rng.choice(list(chosen))] = rng.choice(_ODD_VALUES)
+        chosen[rng.choice(list(chosen))] = odd(rng)
 
 
 def odd_number(rng: random.Random, raw: RawFile) -> None:
     if raw.names:
         numbers = raw.header[rng.choice(raw.names)][rng.choice(("shape", "data_offsets"))]
-        numbers[rng.randrange(len(numbers) + 1) :] = [rng.choice(_ODD_VALUES)]
+        numbers[rng.randrange(len(numbers) + 1) :] = [odd(rng)]
 
 
 def odd_text(rng: random.Random, raw: RawFile) -> None:
@@ -130,7 +136,7 @@ def odd_text(rng: random.Random, raw: RawFile) -> None:
 
 def shape_bomb(rng: random.Random, raw: RawFile) -> None:
     shapes = json.loads(raw.metadata["scope_shapes"])
-    shapes[rng.choice([*shapes, "more"])] = rng.choice(_SHAPE_BOMBS)
+    shapes[rng.choice([*shapes, "more"])] = copy.deepcopy(rng.choice(_SHAPE_BOMBS))
     raw.metadata["scope_shapes"] = json.dumps(shapes)
 
 

@@ -4,7 +4,8 @@
     python -m tests.fuzz.run graft task --seconds 600
     python -m tests.fuzz.run graft --case 1234                      # one case again, with its traceback
 
-A finding (an error outside the project's tree, more than ten seconds, more than 500 MB) is written to `--findings`.
+A finding (an error outside the project's tree, more than ten seconds, more than 500 MB) is written to `--findings`. The case
+that is under way stands in STATE.now: where a process dies of an input, that is the one.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ import resource
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
+from functools import cache
 from pathlib import Path
 from types import FrameType
+
+from skillgraft.files import atomic
 
 from . import bundles
 from .general import damage, damage_bundle
@@ -58,10 +63,20 @@ def lay_out(target: Target, content: bytes) -> Path:
     return bundles.write(files, folder)
 
 
+def peak_bytes() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@cache
+def at_rest_bytes() -> int:
+    """What this process needs before it has read anything."""
+    home()
+    return peak_bytes()
+
+
 def tried(name: str, content: bytes) -> str:
     """What came of it: "accepted", "refused", or the finding."""
-    folder = lay_out(TARGETS[name], content)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    folder, before = lay_out(TARGETS[name], content), at_rest_bytes()
     signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
     try:
         found = outcome(TARGETS[name], folder)
@@ -69,8 +84,9 @@ def tried(name: str, content: bytes) -> str:
         return traceback.format_exc()
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    grown = peak_bytes() - before
     if grown > MEMORY_BYTES:
+        Path("/proc/self/clear_refs").write_text("5")  # the next case begins anew
         return f"{grown:,} bytes of memory"
     return "refused" if found else "accepted"
 
@@ -78,11 +94,12 @@ def tried(name: str, content: bytes) -> str:
 def run(names: list[str], *, cases: int, seconds: float, state: Path, findings: Path) -> dict[str, dict[str, int]]:
     """Go on with every target in turn until each has so many cases or time is up; the counts so far."""
     counts = json.loads(state.read_text()) if state.is_file() else {}
-    end = time.monotonic() + seconds
+    now, end = state.with_suffix(".now"), time.monotonic() + seconds
     while time.monotonic() < end and any(_done(counts, name) < cases for name in names):
         for name in names:
             mine = counts.setdefault(name, {"accepted": 0, "refused": 0, "findings": 0})
             for number in range(_done(counts, name), min(_done(counts, name) + _SAVE_EVERY, cases)):
+                now.write_text(f"{name} {number}\n")
                 content = case(name, number)
                 found = tried(name, content)
                 if found not in ("accepted", "refused"):
@@ -90,7 +107,9 @@ def run(names: list[str], *, cases: int, seconds: float, state: Path, findings: 
                     (findings / f"{name}-{number}").write_bytes(content)
                     (findings / f"{name}-{number}.txt").write_text(found, errors="replace")
                 mine[found if found in mine else "findings"] += 1
-            state.write_text(json.dumps(counts, indent=1))
+            with atomic.new_file(state, overwrite=True) as fresh:
+                fresh.write_text(json.dumps(counts, indent=1))
+    now.unlink(missing_ok=True)
     return counts
 
 
@@ -109,6 +128,7 @@ def main() -> int:
     given = parser.parse_args()
     names = given.targets or list(TARGETS)
     signal.signal(signal.SIGPROF, _hang)
+    tempfile.tempdir = str(home())  # what readers make of inputs goes there, too
     if given.case is not None:
         print(tried(names[0], case(names[0], given.case)))
         return 0

@@ -7,10 +7,11 @@ project's own tree. A later kind of input joins by a row here and a seed in `cor
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -26,8 +27,14 @@ from skillgraft.folders.extract import extract
 from skillgraft.folders.ledger import Ledger
 from skillgraft.folders.reach import in_words
 from skillgraft.report.artefacts import find
+from skillgraft.serve.limits import Limits
+from skillgraft.serve.names import from_mapping, parse, written
+from skillgraft.serve.refusals import Refused
+from skillgraft.serve.requests import chat, classification, completion, embeddings, parse_body
+from skillgraft.tasks.pictures import pictures_of
 from skillgraft.tasks.sources import read_table
 from skillgraft.tasks.task_file import load_task
+from skillgraft.values.graft import stream_of
 from tests.model_folders import QUERY, body, content, moved, write_folder
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -42,10 +49,26 @@ MODEL = (
 )
 GRAFTED = ("config.json", "model.safetensors", "skillgraft.json", "skillgraft.undo", "README.md", "README.base.md")
 LORA = ("adapter_config.json", "adapter_model.safetensors")
-DATA = ("d.jsonl", "d.csv", "d.tsv", "d.jsonl.gz", "d.parquet", "d.npz")
+DATA = ("d.jsonl", "d.csv", "d.tsv", "d.jsonl.gz", "d.parquet", "d.npz", "d.txt")
 REPORT = ("result.json", "evaluation.json", "predictions.npz", "graft.safetensors", "scales.json", "map.json")
 STORE = ("store.json", "001-a.safetensors", "002-b.safetensors")
-_COLUMNS = {".npz": ("image", "label")}
+PATCH = ("p.safetensors", "p.dense.safetensors")
+PICTURES = ("a/1.png", "a/2.jpg", "b/1.bmp", "b/2.gif")
+SAVED = ("dataset_info.json", "state.json", "data-00000-of-00001.arrow")
+# What makes the base's tensors a model that loads: some adapters are read by loading it.
+SIZES: Mapping[str, object] = {
+    "vocab_size": 11,
+    "hidden_size": 4,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 6,
+    "max_position_embeddings": 8,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+}
+_SHARED_MEMORY = Path("/dev/shm")  # where there is one, files cost no disk
+_COLUMNS = {".npz": ("image", "label"), ".txt": ("text",)}
 
 
 @dataclass(frozen=True)
@@ -61,9 +84,11 @@ def home() -> Path:
     """The folder of this run, with the base, a tuned model of it and their graft."""
     with suppress(ImportError):  # other packages' adapters are merged by peft: its own weight is no case's
         import_module("peft")
-    folder = Path(tempfile.mkdtemp(prefix="skillgraft-fuzz-"))
-    write_folder(folder / "base", tensors())
-    write_folder(folder / "tuned", moved({**tensors(), "classifier.weight": tensors()["cls.weight"]}))
+    room = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="skillgraft-fuzz-", dir=room))
+    write_folder(folder / "base", tensors(), config=SIZES)
+    with_head = {**tensors(), "classifier.weight": tensors()["cls.weight"]}
+    write_folder(folder / "tuned", moved(with_head), config=SIZES)
     graft_file.save(extract(folder / "base", folder / "tuned"), folder / "graft.safetensors")
     return folder
 
@@ -82,7 +107,7 @@ def base_content() -> Mapping[str, str]:
     return content(home() / "base")
 
 
-def on_and_off(base: Path, named: Named, before: Mapping[str, str]) -> None:
+def on_and_off(base: Path, named: Named | Path, before: Mapping[str, str]) -> None:
     """What is accepted comes off again: the base's files byte for byte."""
     on, off = home() / "on", home() / "off"
     for folder in (on, off):
@@ -101,6 +126,17 @@ def read_graft(folder: Path) -> None:
     report = check(home() / "base", Named(found, "g"))
     if report.fits:
         on_and_off(home() / "base", Named(found, "g"), base_content())
+
+
+def read_streamed(folder: Path) -> None:
+    """A graft file, packed or not, that is read stretch by stretch and never held as a whole."""
+    path = folder / "g.safetensors"
+    stream = stream_of(path)
+    in_words(stream)
+    if not stream.packed:
+        void(stream.describe())
+    if check(home() / "base", path).fits:
+        on_and_off(home() / "base", path, base_content())
 
 
 def read_region(folder: Path) -> None:
@@ -140,6 +176,47 @@ def read_data(folder: Path) -> None:
         assert len(table) > 0
 
 
+def read_pictures(folder: Path) -> None:
+    table = read_table(str(folder), ("image", "label"))
+    found = pictures_of(table.columns["image"], lambda place: table.where(place, "image"))
+    for picture in found.pictures:
+        picture.check()
+        assert picture.pixels().ndim in (2, 3)
+
+
+def read_request(folder: Path) -> None:
+    """A body as each path of the server reads it; accepted by at least one."""
+    refusals = []
+    with _as_input():
+        body = parse_body((folder / "body.json").read_bytes())
+        for read in (completion, chat, embeddings, classification):
+            try:
+                read(body, Limits())
+            except Refused as refused:
+                refusals.append(refused)
+        if len(refusals) == 4:
+            raise refusals[0]
+
+
+def read_names(folder: Path) -> None:
+    """A sum of skills in words: what is written of it means the same sum."""
+    text = (folder / "sum").read_bytes().decode(errors="replace")
+    with _as_input():
+        terms = parse(text)
+        again = parse(written(terms))
+        assert [name for name, _ in again] == [name for name, _ in terms]
+        assert all(abs(a - b) <= 1e-5 * abs(b) for (_, a), (_, b) in zip(again, terms, strict=True)), text
+        assert from_mapping(dict(terms)) == terms
+
+
+@contextmanager
+def _as_input() -> Iterator[None]:
+    try:
+        yield
+    except Refused as refused:
+        raise InputError(str(refused)) from refused
+
+
 def read_gguf(folder: Path) -> None:
     check_gguf(folder / "m.gguf")
     from gguf import GGUFReader
@@ -166,13 +243,19 @@ def read_store(folder: Path) -> None:
 
 TARGETS: Mapping[str, Target] = {
     "graft": Target(("g.safetensors",), read_graft),
+    "streamed": Target(("g.safetensors",), read_streamed),
     "region": Target(("r.safetensors",), read_region),
     "model": Target(MODEL, read_model),
     "grafted": Target(GRAFTED, read_grafted),
     "lora": Target(LORA, _tuned),
+    "patch": Target(PATCH, lambda folder: _tuned(folder / PATCH[0])),
     "gguf": Target(("m.gguf",), read_gguf),
     "task": Target(("t.toml",), lambda folder: void(load_task(folder / "t.toml"))),
     "data": Target(DATA, read_data),
+    "pictures": Target(PICTURES, read_pictures),
+    "saved": Target(SAVED, lambda folder: void(read_table(str(folder), ("text", "label")))),
+    "request": Target(("body.json",), read_request),
+    "names": Target(("sum",), read_names),
     "report": Target(REPORT, read_report),
     "store": Target(STORE, read_store),
 }
@@ -193,7 +276,8 @@ def outcome(target: Target, folder: Path) -> str:
     return ""
 
 
-def seeds(name: str) -> dict[str, bytes]:
+@cache
+def seeds(name: str) -> Mapping[str, bytes]:
     """The corpus of a target."""
     return {path.name: path.read_bytes() for path in sorted((CORPUS / name).iterdir())}
 

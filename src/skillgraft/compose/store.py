@@ -217,6 +217,6 @@ def _kept(content: Any) -> KeptTask:
     texts = (kept.task, kept.file, kept.digest)
     if not all(isinstance(text, str) for text in texts) or not isinstance(kept.entries, int):
         raise ValueError(f"task {kept.task!r}: file and digest must be texts, entries a number")
-    if Path(kept.file).name != kept.file:
+    if Path(kept.file).name != kept.file or len(os.fsencode(kept.file)) > atomic.LONGEST_NAME:
         raise ValueError(f"task {kept.task!r}: {kept.file!r} is not a file of this folder")
     return kept

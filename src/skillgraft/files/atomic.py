@@ -20,7 +20,7 @@ from pathlib import Path
 from skillgraft.errors import InputError, RunError
 from skillgraft.files.regular import open_lock
 
-_LONGEST_NAME = 255  # bytes, on every file system in use
+LONGEST_NAME = 255  # bytes, on every file system in use
 _PROCESS = re.compile("[1-9][0-9]{0,9}", re.ASCII)
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
@@ -28,9 +28,9 @@ _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 
 def check_target(path: Path, *, overwrite: bool = False) -> None:
     """Refuse, before the work starts, a target that exists or whose folder cannot be written."""
-    if "\0" in str(path) or len(os.fsencode(path.name)) > _LONGEST_NAME:
+    if "\0" in str(path) or len(os.fsencode(path.name)) > LONGEST_NAME:
         raise InputError(
-            f"{str(path)[:80]!r} cannot be written: a file's name has at most {_LONGEST_NAME} bytes; choose another"
+            f"{str(path)[:80]!r} cannot be written: a file's name has at most {LONGEST_NAME} bytes; choose another"
         )
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists already; choose another output or remove it first")
@@ -170,7 +170,7 @@ def _remove_orphans(path: Path) -> None:
 
 def _stem(path: Path) -> str:
     """What a temporary file is called after: the target's name, or a digest where both together would be too long."""
-    long = len(os.fsencode(path.name)) > _LONGEST_NAME // 2
+    long = len(os.fsencode(path.name)) > LONGEST_NAME // 2
     return hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32] if long else path.name
 
 

@@ -30,6 +30,7 @@ def read_parquet(path: Path, paths: tuple[str, ...]) -> Table:
     with _as_data_error(str(path)):
         names = needed(paths, parquet.read_schema(path).names, str(path))
         table = parquet.read_table(path, columns=names)
+        table.validate(full=True)
         columns = {name: _cells(table.column(name)) for name in names}
     return Table(str(path), columns, range(1, table.num_rows + 1))
 
@@ -74,6 +75,8 @@ def _table(dataset: Any, paths: tuple[str, ...], source: str) -> Table:
     features = dataset.features
     class_names = {name: tuple(features[name].names) for name in names if hasattr(features[name], "names")}
     with _as_data_error(source):
+        # Its files are mapped as they are: an offset that leads out of a buffer would end the process.
+        dataset.data.table.select(names).validate(full=True)
         columns = {name: _dataset_column(dataset, name) for name in names}
     return Table(source, columns, range(1, len(dataset) + 1), class_names=class_names)
 

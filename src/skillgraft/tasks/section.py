@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from skillgraft.errors import InputError, did_you_mean
 from skillgraft.files.regular import TASK_BYTES, read_text
+from skillgraft.tasks.tables import shown
 
 T = TypeVar("T")
 _MOST_DOTS = 5_000
@@ -72,7 +73,7 @@ class Section:
         """A whole number above 0."""
         value = self._of_type(key, self.values.get(key, default), int, "a whole number")
         if isinstance(value, bool) or value < 1:
-            raise self.wrong(f"{key!r} must be a whole number above 0; found {value!r}")
+            raise self.wrong(f"{key!r} must be a whole number above 0; found {shown(value)}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -86,5 +87,5 @@ class Section:
 
     def _of_type(self, key: str, value: object, kind: type[T], expected: str) -> T:
         if not isinstance(value, kind):
-            raise self.wrong(f"{key!r} must be {expected}; found {value!r}")
+            raise self.wrong(f"{key!r} must be {expected}; found {shown(value)}")
         return value

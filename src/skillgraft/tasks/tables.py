@@ -77,7 +77,10 @@ def needed(paths: Iterable[str], available: Sequence[str], source: str) -> list[
 
 def shown(value: object) -> str:
     """A value for a message, never a whole page."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested without end, or a whole number of thousands of digits
+        return f"a value that cannot be spelt ({type(value).__name__})"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -172,7 +175,11 @@ DELIMITERS = (",", ";", "\t", "|")
 def delimiter_of(path: Path, paths: tuple[str, ...] = ()) -> str:
     """What stands between the fields of a header: the first that gives the columns wanted, else the one that gives most."""
     header = next((line for _, line in _lines(path)), "")
-    split = {mark: next(csv.reader([header], delimiter=mark), []) for mark in DELIMITERS}
+    try:
+        with _long_fields():
+            split = {mark: next(csv.reader([header], delimiter=mark), []) for mark in DELIMITERS}
+    except csv.Error as error:
+        raise DataError(f"{path}, line 1: {error}; save the file with line ends as LF or CR LF") from error
     for mark, names in split.items():
         if paths and all(name in names or name.partition(".")[0] in names for name in paths):
             return mark

@@ -20,6 +20,7 @@ from skillgraft.tasks.completions import COMPLETE, COMPLETE_KEYS, LAYOUTS, compl
 from skillgraft.tasks.prompt import CHOICES, MASK
 from skillgraft.tasks.section import Section
 from skillgraft.tasks.sources import read_table
+from skillgraft.tasks.tables import shown
 from skillgraft.tasks.task import Completing, Kind, Metric, Origin, Task
 from skillgraft.tasks.wording import with_wording
 
@@ -164,7 +165,7 @@ def _ignored(top: Section) -> frozenset[str]:
     """Names, or numbers that no label has (-1 marks "no gold label" in some datasets)."""
     given = top.values.get("ignore_labels", [])
     if not isinstance(given, list) or not all(isinstance(item, str | int) for item in given):
-        raise top.wrong(f"'ignore_labels' must be a list of names or numbers; found {given!r}")
+        raise top.wrong(f"'ignore_labels' must be a list of names or numbers; found {shown(given)}")
     return frozenset(str(item) for item in given)
 
 
