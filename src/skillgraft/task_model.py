@@ -120,11 +120,13 @@ class TaskModel:
         attention: str | None = None,
         seed: int = 0,
         options: Options | None = None,
+        shard: bool = False,
     ) -> TaskModel:
         """Load the base. The rows of `splits` are read, and what is wrong with them refused, before the weights are loaded.
 
         There must be rows in each of them; those of `optional` are read too, and there may be none.
-        `dtype` None is the folder's own format, `device` None the one that accelerate finds. `seed` draws a fresh head.
+        `dtype` None is the folder's own format, `device` None the one that accelerate finds. `seed` draws a fresh head. `shard`
+        splits the model over the processes.
         """
         refuse_adapters(base)
         loaded = load_tasks(tasks)
@@ -132,8 +134,8 @@ class TaskModel:
         read |= {(task.name, split): data.examples(task, split) for task in loaded for split in optional}
         source = Source.of(base)
         plan, name = choose_plan(source, loaded, readout=data.readout, options=options or Options(data.max_length))
-        where, processes = find_device(device)
-        loader = Loader(plan, torch_dtype(dtype or source.format), where, attention, seed)
+        where, processes = find_device(device, shard=shard)
+        loader = Loader(plan, torch_dtype(dtype or source.format), where, attention, seed, shard)
         model, fresh = loader(source)
         readouts = dict(zip((task.name for task in loaded), plan.bind(model), strict=True))
         return cls(model, TaskRows(readouts, data, name, loader, processes, read), source, fresh)
@@ -242,9 +244,12 @@ class TaskModel:
                 chosen = [own[row] for order in orders[task] for row in order(number)] or own
                 units = units_of(chosen)
                 mine = self.processes.share(chosen)
-                for part in by_length(mine, _TOGETHER):
+                parts = list(by_length(mine, _TOGETHER))
+                for part in parts:
                     batch = readout.collate([mine[index] for index in part])
                     found.append(((task, batch), units_of(mine[index] for index in part) / units))
+                spare = self.processes.spare(len(parts), self.device)
+                found += [((task, readout.collate(chosen[:1])), 0.0)] * spare
             return found
 
         return step

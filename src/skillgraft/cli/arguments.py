@@ -67,6 +67,9 @@ FormatName = Annotated[
     str | None, _machine_option("--dtype", help="float32, bfloat16 or float16; by default that of the model's folder.")
 ]
 MixedPrecisionName = Annotated[str | None, _machine_option(help="bf16: matrix products in bfloat16.")]
+Shard = Annotated[
+    bool, _machine_option("--shard", help="Split the model over the processes that torchrun started (FSDP).")
+]
 SnapshotSeconds = Annotated[float, typer.Option("--snapshot-seconds", hidden=True)]
 
 # Options that stand together in a signature: name → (annotation, default).
@@ -82,6 +85,7 @@ ROWS: Shared = {
 ROWS_200: Shared = {**ROWS, "validation_rows": (ValidationRows, 200)}  # what searching a scale looks at
 ROWS_AND_TESTS: Shared = {"test_rows": (TestRows, None), **ROWS}
 MACHINE: Shared = {"device": (DeviceName, None), "dtype": (FormatName, None)}
+MACHINES: Shared = {**MACHINE, "shard": (Shard, False)}
 
 
 def sharing(**groups: Shared) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -10,7 +10,7 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import (
-    MACHINE,
+    MACHINES,
     ROWS,
     Json,
     MachineAsked,
@@ -27,7 +27,7 @@ from skillgraft.training.plan import OPTIONS, TrainingPlan
 
 
 @filled_from(TrainingPlan, OPTIONS, spelt={"seed": "train_seed"})
-@sharing(data=ROWS, run_as=MACHINE)
+@sharing(data=ROWS, run_as=MACHINES)
 def run(
     base: ModelName,
     task: TaskNames,

@@ -100,6 +100,7 @@ def add(
     source = Checkpoint.open(base)
     # Refused here too, so that a wrong request leaves no empty store behind.
     working_format(str(source.format), runtime.dtype)
+    runtime.check_whole("continual learning")
     find_device(runtime.device)
     with writing(store, source) as before:
         given = [Checkpoint.open(tuned).digest if tuned else None, region.digest if region is not None else None]

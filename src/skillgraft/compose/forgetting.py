@@ -81,6 +81,7 @@ def forget(
     linearised around the base. `data` must be what the graft was trained with: it says which rows validate. Every scale that
     was tried is in the recipe.
     """
+    runtime.check_whole("forget")
     asked_about = load_tasks([task, *map(as_rows, controls)])
     names = [each.name for each in asked_about]
     opened = TaskModel.open(

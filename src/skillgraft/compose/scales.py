@@ -212,6 +212,7 @@ def search_scale(
     A graft may be given as its file, or as a tuned folder that stands for all that it changes. `data` must be what the
     grafts were trained with: it says which rows validate. The search is in the graft's recipe.
     """
+    runtime.check_whole("searching a scale")
     opened = TaskModel.open(base, tasks, data=data, dtype=runtime.dtype, device=runtime.device, splits=(VALIDATION,))
     given = [as_graft(each, base) for each in grafts]
     graft, search = add_skills(opened, given, rule=rule, progress=runtime.progress, **options)

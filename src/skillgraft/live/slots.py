@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from skillgraft.errors import InputError
 from skillgraft.opening.compat import stored_form, tables
+from skillgraft.opening.shards import is_split, own, stretch
 from skillgraft.values.names import body_prefix
 from skillgraft.values.region import Shape
 
@@ -76,10 +77,23 @@ class Slot:
         return self.part(self.tensor.data)
 
     @property
-    def grad(self) -> Tensor | None:
-        """The same view of the parameter's gradient."""
-        grad = self.tensor.grad
-        return None if grad is None else self.part(grad)
+    def flat(self) -> Tensor:
+        """Those of the folder's entries that this process holds, flat: all of them but in a model that is split."""
+        return self.own(self.tensor.data) if is_split(self.tensor) else self.data.view(-1)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Which of the folder's flat entries this process holds: the first, and the one after the last."""
+        low, high = stretch(self.tensor)
+        first, last = (min(max(at - self.low, 0), self.numel) for at in (low, high))
+        return first, last
+
+    def own(self, whole: Tensor) -> Tensor:
+        """The same entries of any tensor that is shaped, and split, like the parameter; flat."""
+        if not is_split(whole):
+            return self.part(whole).reshape(-1)
+        (first, last), low = self.held, stretch(whole)[0]
+        return own(whole)[self.low + first - low : self.low + last - low] if last > first else own(whole)[:0]
 
     def part(self, whole: Tensor) -> Tensor:
         """The same view of any tensor that is shaped like the parameter."""

@@ -147,6 +147,7 @@ def evaluate(
     skills = {name: graft_of(graft) for name, graft in _by_name(grafts).items()}
     changes, folders = _sorted_out(Path(base), tuned, skills, convert=convert)
     asked_about = [*map(as_task, tasks), *map(as_rows, controls)]
+    runtime.check_whole("evaluate")
     opened = TaskModel.open(base, asked_about, data=data, dtype=runtime.dtype, device=runtime.device, splits=(split,))
     models = [*([BASE] if with_base else []), *changes, *folders]
     roles = {BASE: {"role": "base"}, **{name: _of_tuned(path) for name, path in tuned.items()}}

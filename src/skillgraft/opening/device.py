@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from skillgraft.errors import InputError
+from skillgraft.errors import InputError, listed
 from skillgraft.opening.processes import Processes
 from skillgraft.opening.runtime import MixedPrecision
 
+# What torchrun and accelerate launch set in each of several processes.
+_LAUNCHED = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
-def find_device(device: str | torch.device | None) -> tuple[torch.device, Processes]:
-    """The device that was asked for, or the one that accelerate finds, and which of how many processes this is."""
+
+def find_device(device: str | torch.device | None, *, shard: bool = False) -> tuple[torch.device, Processes]:
+    """The device that was asked for, or the one that accelerate finds, and which of how many processes this is.
+
+    `shard`: the model will be split over the processes.
+    """
     from accelerate import PartialState
 
     wanted = None if device is None else _checked(device)
+    _check_launch()
     state = PartialState(cpu=wanted is not None and wanted.type == "cpu")
-    return wanted or state.device, Processes(state.process_index, state.num_processes)
+    if shard and state.num_processes < 2:
+        raise InputError(
+            "--shard splits a model over processes, found one alone; start them: torchrun --nproc-per-node 2 -m skillgraft …"
+        )
+    return wanted or state.device, Processes(state.process_index, state.num_processes, shard)
+
+
+def _check_launch() -> None:
+    """Refuse an environment that speaks of several processes but does not say how they meet."""
+    if os.environ.get("WORLD_SIZE", "1") == "1" or torch.distributed.is_initialized():
+        return
+    missing = [name for name in _LAUNCHED if name not in os.environ]
+    if missing:
+        raise InputError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {listed(missing)} are not set: start the processes with "
+            "torchrun or accelerate launch, which set them, or unset WORLD_SIZE"
+        )
 
 
 def torch_dtype(name: str | torch.dtype) -> torch.dtype:

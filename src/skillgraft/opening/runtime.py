@@ -23,7 +23,8 @@ def silent(_done: int, _total: int, _facts: Mapping[str, Any]) -> None:
 class Runtime:
     """`device` (default: the one that accelerate finds) and `dtype` (default: the folder's own) are those of the model.
 
-    `command` is recorded in what is written. Long work is saved every `snapshot_seconds`, so that a killed run goes on.
+    `command` is recorded in what is written. Long work is saved every `snapshot_seconds`, so that a killed run goes on. `shard`
+    splits the model over the processes: for `finetune`, `localize` and `choose_region`.
     """
 
     device: str | None = None
@@ -31,7 +32,15 @@ class Runtime:
     progress: Progress = silent
     command: str = ""
     snapshot_seconds: float = 60.0
+    shard: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in FORMATS:
             raise InputError(f"unknown dtype {self.dtype!r}; {did_you_mean(self.dtype, FORMATS)}")
+
+    def check_whole(self, verb: str) -> None:
+        """Refuse to split a model for what needs it whole."""
+        if self.shard:
+            raise InputError(
+                f"{verb} needs the whole model in each process: shard is for finetune, localize and choose_region alone"
+            )

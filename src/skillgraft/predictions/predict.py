@@ -13,6 +13,7 @@ from torch import nn
 
 from skillgraft.errors import InputError
 from skillgraft.opening.processes import ALONE, Processes
+from skillgraft.opening.shards import splits
 from skillgraft.predictions.completions import OF_TEXTS, Completions
 from skillgraft.predictions.generate import generate
 from skillgraft.predictions.predictions import AnyPredictions, Predictions
@@ -48,11 +49,13 @@ def predict(
             f"task {readout.task.name!r}: there are no rows to run over; if these validate, ask for fewer shots"
         )
     share = processes.share(rows) if len(rows) >= processes.count else rows
+    device, parts = next(model.parameters()).device, list(by_length(share, batch_size))
+    parts += parts[-1:] * processes.spare(len(parts), device)
     run = _completed if isinstance(readout, Completion) else _classified
-    with evaluating(model), torch.inference_mode():
-        table = run(model, readout, share, batch_size=batch_size, scores=scores or readout.scores, progress=progress)
+    # Tensors that inference mode makes cannot be trained later, and a split model keeps those it is put together in.
+    with evaluating(model), torch.no_grad() if splits(model) else torch.inference_mode():
+        table = run(model, readout, share, parts, scores=scores or readout.scores, progress=progress)
     if len(share) < len(rows):
-        device = next(model.parameters()).device
         table = processes.joined(torch.from_numpy(table).to(device), len(rows)).cpu().numpy()
     about: dict[str, Any] = {"task": readout.task.name, "metric": readout.task.metric, "made_by": made_by or {}}
     if isinstance(readout, Completion):
@@ -66,14 +69,14 @@ def _classified(
     model: nn.Module,
     readout: Readout,
     rows: Sequence[Encoded],
+    parts: Sequence[list[int]],
     *,
-    batch_size: int,
     scores: Scores,
     progress: Progress | None,
 ) -> FloatArray:
     """(rows, classes) scores."""
     found: list[FloatArray | None] = [None] * len(rows)
-    for batch_rows, batch in _batches(model, readout, rows, batch_size, progress):
+    for batch_rows, batch in _batches(model, readout, rows, parts, progress):
         values = scores(model, batch).float().cpu().numpy()
         for row, value in zip(batch_rows, values, strict=True):
             found[row] = value
@@ -84,14 +87,14 @@ def _completed(
     model: nn.Module,
     readout: Readout,
     rows: Sequence[Encoded],
+    parts: Sequence[list[int]],
     *,
-    batch_size: int,
     scores: Scores,
     progress: Progress | None,
 ) -> FloatArray:
     """(rows, 2): the loss of each row's completion, and how many of its tokens were the likeliest."""
     found = np.zeros((len(rows), 2), np.float32)
-    for batch_rows, batch in _batches(model, readout, rows, batch_size, progress):
+    for batch_rows, batch in _batches(model, readout, rows, parts, progress):
         logits, labels = scores(model, batch).float(), batch["labels"]
         losses = nn.functional.cross_entropy(logits, labels, reduction="none").double()
         counts = torch.stack([losses, (logits.argmax(-1) == labels).double()], dim=1)
@@ -101,10 +104,14 @@ def _completed(
 
 
 def _batches(
-    model: nn.Module, readout: Readout, rows: Sequence[Encoded], batch_size: int, progress: Progress | None
+    model: nn.Module,
+    readout: Readout,
+    rows: Sequence[Encoded],
+    parts: Sequence[list[int]],
+    progress: Progress | None,
 ) -> Iterator[tuple[list[int], Batch]]:
     device, done = next(model.parameters()).device, 0
-    for batch_rows in by_length(rows, batch_size):
+    for batch_rows in parts:
         yield batch_rows, on_device(readout.collate([rows[row] for row in batch_rows]), device)
         done += len(batch_rows)
         if progress:

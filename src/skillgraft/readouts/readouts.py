@@ -16,6 +16,7 @@ from torch import nn
 
 from skillgraft.errors import InputError, did_you_mean, listed
 from skillgraft.opening.compat import in_one_format
+from skillgraft.opening.shards import split
 from skillgraft.opening.source import Source
 from skillgraft.readouts.causal import plan_causal
 from skillgraft.readouts.choice import plan_choice
@@ -111,7 +112,8 @@ AUTO = "auto"
 class Loader:
     """How the model of a plan is loaded: from the base, and again from any tuned folder of the same architecture.
 
-    `attention` None lets transformers take what the architecture supports; forward-mode derivatives need "eager".
+    `attention` None lets transformers take what the architecture supports; forward-mode derivatives need "eager". `shard` splits
+    it over the processes.
     """
 
     plan: Plan
@@ -119,6 +121,7 @@ class Loader:
     device: torch.device
     attention: str | None = None
     seed: int = 0
+    shard: bool = False
 
     def __call__(self, source: Source) -> tuple[nn.Module, tuple[str, ...]]:
         """The model in eval mode on its device, and the names of its tensors that no file held.
@@ -136,7 +139,7 @@ class Loader:
         fresh = _fresh(info)
         _check_fresh(source, self.plan, model, fresh)
         in_one_format(model, self.dtype)
-        return model.to(self.device), fresh
+        return split(model, self.device) if self.shard else model.to(self.device), fresh
 
 
 def choose_plan(

@@ -54,8 +54,8 @@ def learn_within_budget(
     the budget where that is more.
     """
     _check(steps, gain, candidates)
-    moved = most_moved_of(problem, max(2 * budget, round(candidates * problem.scope.size)))
-    among = Candidates(problem, moved)
+    count = min(max(2 * budget, round(candidates * problem.scope.size)), problem.scope.size)
+    among = Candidates(problem, most_moved_of(problem, count))
     # An entry that did not move has no logarithm; it comes last.
     torch.log(among.delta.abs().clamp_(min=torch.finfo(among.delta.dtype).tiny), out=among.values)
     losses, typical = [], 0.0
@@ -64,14 +64,14 @@ def learn_within_budget(
             region = among.best(budget)
             touched.put_on(among.sites(region))
             losses.append(among.backward(step))
-            typical += float(among.slope[region].abs().mean())
+            typical += among.mean_slope(region)
             if typical > 0:
                 falling = 2 * (1 - step / steps)
                 among.values.add_(among.slope, alpha=gain / steps * falling / (typical / (step + 1)))
             if on_step:
                 on_step(step + 1, steps, {"loss": losses[-1]})
-    ranking = Ranking(problem.scope, among.scores, problem.movement, most=budget)
-    return Budgeted(ranking, tuple(losses), len(among))
+    ranking = problem.ranking(among.scores, most=budget)
+    return Budgeted(ranking, tuple(losses), count)
 
 
 def _check(steps: int, gain: float, candidates: float) -> None:

@@ -12,7 +12,8 @@ numbers are the base's, bit for bit, because what is written over is kept and co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -27,6 +28,7 @@ from skillgraft.regions.problem import Problem
 from skillgraft.regions.ranking import Array, above_and_tied, bucket_of
 from skillgraft.values.region import Region, index_dtype
 
+Bits = npt.NDArray[np.uint32]
 CANDIDATES = 0.05  # of the scope
 _INFINITE = 0x7F80  # the leading bits of infinity; those of NaN are higher
 
@@ -39,7 +41,9 @@ class Candidates:
 
     def __init__(self, problem: Problem, region: Region) -> None:
         self.problem = problem
-        self.at = {name: _index(problem, name, region) for name in problem.scope.shapes if name in region.sites}
+        # Of a model that is split, every process names all tensors: they ask for gradients together.
+        names = [name for name in problem.scope.shapes if name in region.sites or problem.processes.split]
+        self.at = {name: _index(problem, name, region) for name in names}
         self.delta = _joined(problem, [problem.delta_at(name, at)[1] for name, at in self.at.items()])
         self.values = torch.zeros_like(self.delta)
         self.slope = torch.zeros_like(self.delta)
@@ -57,18 +61,41 @@ class Candidates:
 
     def region(self, chosen: Tensor) -> Region:
         """The chosen candidates as a region."""
-        return Region(self.problem.scope, {name: as_numpy(at) for name, at in self.sites(chosen).items() if len(at)})
+        return self.problem.region(self.sites(chosen))
 
     def best(self, count: int) -> Tensor:
         """A mask of the `count` highest values; of equal ones the first by name and index.
 
         The edge is found by a partition: torch's own topk takes four times the memory.
         """
+        if self.problem.processes.split:
+            return self._best_of_all(count)
+        return self._best_here(count)
+
+    def _best_here(self, count: int) -> Tensor:
         if count >= len(self):
             return torch.ones_like(self.values, dtype=torch.bool)
         above, tied = above_and_tied(as_numpy(self.values), count)
         above[tied[: count - int(above.sum())]] = True
         return torch.from_numpy(above).to(self.values.device)
+
+    def _best_of_all(self, count: int) -> Tensor:
+        """The same where each process has some of the candidates, and offers its own best."""
+        offered = self._best_here(count)
+        values, places = self.values[offered], self.problem.places(self.sites(offered))
+        theirs = as_numpy(self.problem.processes.gathered(values)), as_numpy(self.problem.processes.gathered(places))
+        last = np.lexsort((theirs[1], -theirs[0]))[:count][-1]
+        value, place = (float(theirs[0][last]), int(theirs[1][last]))
+        offered[offered.clone()] = (values > value) | ((values == value) & (places <= place))
+        return offered
+
+    def mean_slope(self, chosen: Tensor) -> float:
+        """The mean |slope| of the chosen candidates of all processes."""
+        if not self.problem.processes.split:
+            return float(self.slope[chosen].abs().mean())
+        slopes = self.slope[chosen].abs()
+        total, count = self.problem.processes.summed(torch.stack([slopes.sum(), torch.tensor(len(slopes)).to(slopes)]))
+        return float(total / count)
 
     def scores(self, name: str, values: Mapping[str, Tensor] | None = None) -> Array:
         """The values of one tensor's candidates; below every one of them the other entries, which go by |delta| as ties do."""
@@ -101,7 +128,7 @@ class Candidates:
         def take(parameter: Tensor) -> None:
             assert parameter.grad is not None
             for name in held[parameter]:
-                found = self.problem.slots[name].part(parameter.grad).reshape(-1).index_select(0, self.at[name])
+                found = self.problem.slots[name].own(parameter.grad).index_select(0, self.at[name])
                 slopes[name].addcmul_(found.to(self.slope.dtype), deltas[name], value=-1.0)
             parameter.grad = None
 
@@ -120,37 +147,45 @@ def check_candidates(candidates: float) -> None:
 
 
 def most_moved_of(problem: Problem, count: int) -> Region:
-    """The entries of the largest |delta|; of equal ones the first by name and index.
+    """The entries of the largest |delta|; of equal ones the first by name and index. Of a split model this process's alone.
 
     They are counted by their leading bits, then by the others, and then picked: nothing is sorted or held on the way.
     """
     count = min(count, problem.scope.size)
-    tally = np.zeros(BUCKETS, np.int64)
-    for _, _, bits in _patterns(problem):
-        tally += np.bincount(bits >> np.uint32(16), minlength=BUCKETS)
+    tally = _tally(problem, lambda bits: bits >> np.uint32(16))
     if tally[_INFINITE:].any():
         raise InputError("base or tuned holds NaN or infinite numbers, or their difference overflows")
     leading, above = bucket_of(tally, count)
-    tally[:] = 0
-    for _, _, bits in _patterns(problem):
-        there = bits[(bits >> np.uint32(16)) == leading] & np.uint32(BUCKETS - 1)
-        tally += np.bincount(there, minlength=BUCKETS)
+    tally = _tally(problem, lambda bits: bits[(bits >> np.uint32(16)) == leading] & np.uint32(BUCKETS - 1))
     rest, above_rest = bucket_of(tally, count - above)
     edge, ties = np.uint32(leading << 16 | rest), count - above - above_rest
-    found: dict[str, list[Array]] = {}
+    chosen: dict[str, list[Array]] = {name: [] for name in problem.scope.shapes}
+    equal: dict[str, list[Array]] = {name: [] for name in problem.scope.shapes}
     for name, low, bits in _patterns(problem):
-        equal = np.flatnonzero(bits == edge)
-        chosen = bits > edge
-        chosen[equal[:ties]] = True
-        ties -= min(ties, len(equal))
-        at = np.flatnonzero(chosen).astype(index_dtype(problem.size(name)))
-        found.setdefault(name, []).append(at + at.dtype.type(low))
-    sites = {name: np.concatenate(parts) for name, parts in found.items()}
+        index, first = index_dtype(math.prod(problem.scope.shapes[name])), problem.first(name) + low
+        chosen[name].append(np.flatnonzero(bits > edge).astype(index) + index.type(first))
+        left = ties - sum(map(len, equal[name]))
+        equal[name].append(np.flatnonzero(bits == edge)[:left].astype(index) + index.type(first))
+    taken = problem.processes.shared_out({name: sum(map(len, parts)) for name, parts in equal.items()}, ties)
+    sites = {
+        name: np.sort(np.concatenate([*parts, np.concatenate(equal[name])[: taken[name]]]))
+        for name, parts in chosen.items()
+        if parts
+    }
     return Region(problem.scope, {name: at for name, at in sites.items() if len(at)})
 
 
-def _patterns(problem: Problem) -> Iterator[tuple[str, int, npt.NDArray[np.uint32]]]:
-    """Name, first entry and the bits of |delta| in float32, which sort as the numbers do, stretch by stretch."""
+def _tally(problem: Problem, part: Callable[[Bits], Bits]) -> npt.NDArray[np.int64]:
+    """How often each bucket occurs, in all processes."""
+    tally = np.zeros(BUCKETS, np.int64)
+    for _, _, bits in _patterns(problem):
+        tally += np.bincount(part(bits), minlength=BUCKETS)
+    found: npt.NDArray[np.int64] = problem.processes.summed(torch.from_numpy(tally)).numpy()
+    return found
+
+
+def _patterns(problem: Problem) -> Iterator[tuple[str, int, Bits]]:
+    """Name, first entry in this process and the bits of |delta| in float32, which sort as the numbers do, stretch by stretch."""
     for name in problem.scope.shapes:
         for low, high in problem.blocks(name):
             delta = as_numpy(problem.numbers(name, low, high)[1].abs_().float())
@@ -159,9 +194,9 @@ def _patterns(problem: Problem) -> Iterator[tuple[str, int, npt.NDArray[np.uint3
 
 def _index(problem: Problem, name: str, region: Region) -> Tensor:
     # Half the memory of int64; torch gathers with it as well.
-    at = region.sites[name]
-    dtype = np.int32 if problem.size(name) <= np.iinfo(np.int32).max else np.int64
-    return torch.from_numpy(np.array(at, dtype)).to(problem.slots[name].data.device)
+    at = region.sites.get(name, np.zeros(0, np.int64))
+    dtype = torch.int32 if problem.size(name) <= np.iinfo(np.int32).max else torch.int64
+    return problem.indices(name, at).to(dtype)
 
 
 def _joined(problem: Problem, parts: list[Tensor]) -> Tensor:

@@ -72,7 +72,7 @@ class BaseMethod:
     def options(self) -> list[str]:
         """The keywords that it takes."""
         taken = inspect.signature(self.choose).parameters.values()
-        return [each.name for each in taken if each.kind is inspect.Parameter.KEYWORD_ONLY]
+        return [each.name for each in taken if each.kind is inspect.Parameter.KEYWORD_ONLY and each.name != "processes"]
 
 
 BASE_METHODS: Mapping[str, BaseMethod] = MappingProxyType(
@@ -165,8 +165,12 @@ def _with_rows(
     if task is None:
         raise InputError("this method looks at how a task's rows are answered: name the task")
     dtype = working_format(str(base.format), runtime.dtype)
-    opened = TaskModel.open(base.path, [task], data=data, dtype=dtype, device=runtime.device, splits=("train",))
+    opened = TaskModel.open(
+        base.path, [task], data=data, dtype=dtype, device=runtime.device, splits=("train",), shard=runtime.shard
+    )
     (name,) = opened.tasks
     readout = opened.rows.readout(name)
-    found = method.choose(opened.model, readout, opened.rows.encoded(name, "train"), **options)
+    rows = opened.rows.encoded(name, "train")
+    split = {"processes": opened.processes} if opened.processes.split else {}
+    found = method.choose(opened.model, readout, rows, **options, **split)
     return found, {"task": name, "readout": dict(readout.settings)}

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from skillgraft.errors import InputError, RunError
+from skillgraft.opening.processes import ALONE, Processes
+from skillgraft.opening.shards import is_split, own, own_shape
 from skillgraft.predictions.predict import by_length, on_device
 from skillgraft.readouts.readout import Batch, Encoded, Readout, units_of
 from skillgraft.regions.squares import Site, Squares, by_row, tapped
@@ -59,10 +61,10 @@ class Agreement:
         return self.difference == 0 and self.size == 0
 
 
-def drop_disagreeing(scores: Scores, rows: Sequence[Encoded], squares: Squares) -> None:
+def drop_disagreeing(scores: Scores, rows: Sequence[Encoded], squares: Squares, processes: Processes = ALONE) -> None:
     """Drop the layers that are wrong about these rows; those that no gradient reached stay, unproven."""
     proven, wrong = set[Site](), set[Site]()
-    for site, found in agreements(scores, rows, squares):
+    for site, found in _of_all(list(agreements(scores, rows, squares, processes)), processes):
         if not found.holds:
             wrong.add(site)
         elif not found.is_empty:
@@ -71,7 +73,16 @@ def drop_disagreeing(scores: Scores, rows: Sequence[Encoded], squares: Squares) 
     squares.unproven = frozenset(squares.sites) - proven
 
 
-def agreements(scores: Scores, rows: Sequence[Encoded], squares: Squares) -> Iterator[tuple[Site, Agreement]]:
+def _of_all(found: list[tuple[Site, Agreement]], processes: Processes) -> Iterator[tuple[Site, Agreement]]:
+    """Agreements about whole parameters, where each process has compared its rows of them."""
+    sums = torch.tensor([(each.difference, each.size, each.rounding) for _, each in found], dtype=torch.float64)
+    for (site, mine), (difference, size, rounding) in zip(found, processes.summed(sums).tolist(), strict=True):
+        yield site, Agreement(difference, size, mine.tolerance, rounding)
+
+
+def agreements(
+    scores: Scores, rows: Sequence[Encoded], squares: Squares, processes: Processes = ALONE
+) -> Iterator[tuple[Site, Agreement]]:
     """Each layer's rule against autograd, row by row. Layers whose shapes do not fit are dropped on the way."""
     taken = dict[Site, tuple[Tensor, Tensor]]()
 
@@ -86,7 +97,7 @@ def agreements(scores: Scores, rows: Sequence[Encoded], squares: Squares) -> Ite
     wanted = {name: squares.parameters[name] for site in squares.sites for name in site.names.values()}
     with wanting(wanted.values()):
         for number, row in enumerate(rows):
-            gradients = gradients_of(_spread(scores([row])), wanted)
+            gradients = gradients_of(_spread(scores([row])), wanted, processes)
             for site in squares.sites:
                 mine = [tensor.chunk(len(rows))[number] for tensor in taken.get(site, ())]
                 yield from ((site, found) for found in _compared(site, mine, gradients))
@@ -104,15 +115,17 @@ def _spread(scores: Tensor) -> Tensor:
 @torch.no_grad()
 def _compared(site: Site, taken: Sequence[Tensor], gradients: Mapping[str, Tensor]) -> Iterator[Agreement]:
     """One row's agreement for each of the layer's parameters; `taken` is its input and gradient, empty if it did not run."""
-    own = {key: p for key, p in site.module.named_parameters(recurse=False) if key in site.names}
-    step = max(1, taken[1].shape[-1] // _OUTPUTS) if taken and site.rule.outputs is not None else 1
-    sums = {key: _room(_some(site, key, p, step)) for key, p in own.items()}
+    held = {key: p for key, p in site.module.named_parameters(recurse=False) if key in site.names}
+    in_parts = any(is_split(p) for p in held.values())  # few rows of each: all outputs are compared
+    step = max(1, taken[1].shape[-1] // _OUTPUTS) if taken and site.rule.outputs is not None and not in_parts else 1
+    sums = {key: _room(_some(site, key, own(p).view(own_shape(p)), step)) for key, p in held.items()}
     if taken:
-        site.rule.add(site.module, taken[0], taken[1][..., ::step], 1, sums)
+        spans = site.spans if in_parts else dict.fromkeys(held, slice(None))
+        site.rule.add(site.module, taken[0], taken[1][..., ::step], 1, sums, spans)
     for key, total in sums.items():
         gradient = gradients.get(site.names[key])
         expected = 0 * total if gradient is None else _some(site, key, gradient, step).to(total.dtype).square()
-        precision = torch.finfo(own[key].dtype).eps
+        precision = torch.finfo(held[key].dtype).eps
         rounding = _rounding(taken[1][..., ::step], precision) if taken and key == "bias" else 0.0
         yield Agreement(float((total - expected).abs().sum()), float(expected.sum()), precision**0.5, rounding)
 
@@ -133,11 +146,17 @@ def _rounding(delta: Tensor, precision: float) -> float:
 
 
 def gradients_of(
-    value: Tensor, parameters: Mapping[str, nn.Parameter], *, retain_graph: bool = False
+    value: Tensor, parameters: Mapping[str, nn.Parameter], processes: Processes = ALONE, *, retain_graph: bool = False
 ) -> dict[str, Tensor]:
-    """The gradients of those parameters that have a part in the value."""
+    """The gradients of those parameters that have a part in the value; of split ones those of this process's rows."""
     if not value.requires_grad:
         return {}
+    if processes.split:  # all processes ask about the same value: their gradients arrive as a sum of equal ones
+        value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        reached = {name: p.grad / processes.count for name, p in parameters.items() if p.grad is not None}
+        for parameter in parameters.values():
+            parameter.grad = None
+        return {name: own(grad).view(own_shape(grad)) for name, grad in reached.items()}
     found = torch.autograd.grad(value, list(parameters.values()), retain_graph=retain_graph, allow_unused=True)
     return {name: gradient for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
 
@@ -168,11 +187,13 @@ def fisher_diagonal(
     samples: int = 1,
     seed: int = 0,
     batch_size: int = 32,
+    processes: Processes = ALONE,
 ) -> dict[str, Tensor]:
     """The Fisher diagonal of these parameters (prefix-free names), averaged over the rows and `samples` labels of each.
 
     Deterministic under a seed: which label is drawn depends on the row's place, not on the batch it runs in. The result lies
-    where the parameters lie.
+    where the parameters lie. Of a model that is split every process runs all rows, squares its own rows of each parameter
+    and has these alone: squares of sums over processes would be another thing.
     """
     if not rows:
         raise InputError(f"task {readout.task.name!r}: there are no rows to find the Fisher information on; give some")
@@ -181,12 +202,12 @@ def fisher_diagonal(
     squares = Squares(model, parameters)
     with _evaluating(model):
         compared = _to_compare(rows, batch_size)
-        drop_disagreeing(lambda some: readout.scores(model, _batch(model, readout, some)), compared, squares)
+        drop_disagreeing(lambda some: readout.scores(model, _batch(model, readout, some)), compared, squares, processes)
         for part in by_length(rows, batch_size):
             chosen = draws[:, torch.cat([at[row] for row in part])] if labels == "sampled" else None
             _square(model, readout, [rows[row] for row in part], squares, chosen)
         if squares.slow:
-            _square_one_by_one(model, readout, rows, squares, draws if labels == "sampled" else None)
+            _square_one_by_one(model, readout, rows, squares, draws if labels == "sampled" else None, processes)
     count = len(rows) * (samples if labels == "sampled" else 1)
     return {name: _mean(name, total, count, parameters[name].dtype) for name, total in squares.sums.items()}
 
@@ -205,7 +226,12 @@ def _square(
 
 
 def _square_one_by_one(
-    model: nn.Module, readout: Readout, rows: Sequence[Encoded], squares: Squares, draws: Tensor | None
+    model: nn.Module,
+    readout: Readout,
+    rows: Sequence[Encoded],
+    squares: Squares,
+    draws: Tensor | None,
+    processes: Processes,
 ) -> None:
     """The parameters that no rule covers: every example alone, its gradient from autograd itself."""
     slow = {name: squares.parameters[name] for name in squares.slow}
@@ -214,7 +240,7 @@ def _square_one_by_one(
             batch = _batch(model, readout, [row])
             chosen = None if draws is None else draws[:, mine]
             for value, is_last in _values(readout.scores(model, batch), batch, chosen):
-                for name, gradient in gradients_of(value, slow, retain_graph=not is_last).items():
+                for name, gradient in gradients_of(value, slow, processes, retain_graph=not is_last).items():
                     squares.sums[name] += gradient.to(squares.sums[name].dtype).square()
 
 

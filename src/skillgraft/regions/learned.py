@@ -33,7 +33,7 @@ from skillgraft.regions.candidates import Candidates, check_candidates, most_mov
 from skillgraft.regions.problem import Problem, Touched
 from skillgraft.regions.ranking import Array, Ranking
 from skillgraft.training.snapshot import Snapshot
-from skillgraft.values.region import Indices, Region, Scope
+from skillgraft.values.region import Region, Scope
 
 Look = tuple[int, int, float]  # step, entries of the rounded region, its score
 
@@ -65,12 +65,14 @@ class Progress:
         scores = [score for _, _, score in self.looks]
         return patience is not None and bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= patience
 
-    def save(self, snapshot: Snapshot, s: Mapping[str, Tensor]) -> None:
-        """Keep it in the snapshot, with S."""
-        arrays = {f"s/{name}": as_numpy(tensor) for name, tensor in s.items()}
-        arrays |= {f"best/{name}": at for name, at in self.best.sites.items()} if self.best is not None else {}
+    def save(self, snapshot: Snapshot, s: Mapping[str, Tensor], processes: Processes = ALONE) -> None:
+        """Keep it in the snapshot, with S; the main process writes."""
+        whole = {f"s/{name}": as_numpy(processes.gathered(tensor)) for name, tensor in s.items()}
+        if not processes.is_main:
+            return
+        best = {f"best/{name}": at for name, at in self.best.sites.items()} if self.best is not None else {}
         facts = {"losses": self.losses, "looks": self.looks, "best": self.best is not None, "lr": self.lr}
-        snapshot.write(arrays, facts)
+        snapshot.write(whole | best, facts)
 
     @classmethod
     def load(
@@ -89,7 +91,7 @@ class Progress:
             for key, numbers in arrays:
                 kind, _, name = key.partition("/")
                 if kind == "s":
-                    s[name].copy_(numbers)
+                    s[name].copy_(processes.part_of(numbers, s[name]))
                 else:
                     sites[name] = numbers.cpu().numpy()
         best = Region(scope, sites) if facts["best"] else None
@@ -130,11 +132,12 @@ class SoftMask:
         numbers = self.problem.before[name]
         if self.init == "constant":
             return torch.full(numbers.shape, START, dtype=torch.float32, device=numbers.device)
+        slot = self.problem.slots[name]
         # The authors' start, U[0, 1] − 10; its noise decides many entries at larger budgets.
         index = list(self.problem.slots).index(name)
         seed = int(np.random.SeedSequence((self.seed, index)).generate_state(1)[0])
-        drawn = torch.rand(numbers.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
-        return drawn.sub_(10.0).to(numbers.device)
+        drawn = torch.rand(slot.numel, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+        return drawn.sub_(10.0)[slice(*slot.held)].to(numbers.device)
 
     def gamma(self, name: str) -> Tensor:
         """γ of one parameter (eq. 4)."""
@@ -169,7 +172,7 @@ class SoftMask:
             at = self.flipped.get(name)
             if at is not None:
                 reference, delta = self.problem.delta_at(name, at)
-                flat = self.problem.slots[name].data.view(-1)
+                flat = self.problem.slots[name].flat
                 flat[at] = (reference + (1.0 - torch.sigmoid(s[at])) * delta).to(flat.dtype)
 
     def rate(self, entries: int) -> float:
@@ -181,7 +184,7 @@ class SoftMask:
                 slopes = (gradient.to(torch.float32) * self.problem.delta(name)).abs_()
                 steepest = torch.cat([steepest.to(slopes), slopes.topk(min(entries, len(slopes))).values])
                 steepest = steepest.topk(min(entries, len(steepest))).values
-        return _rate(steepest, entries)
+        return _rate(self.problem.processes.gathered(steepest), entries)
 
     @torch.no_grad()
     def descend(self, *, lr: float, l1: float = 0.0) -> None:
@@ -205,18 +208,18 @@ class SoftMask:
 
     def rounded(self) -> Region:
         """γ > ½: S above 0, or below it in γ_base."""
-        return Region(self.problem.scope, {name: self._chosen(name) for name in self.s})
+        return self.problem.region({name: self._chosen(name) for name in self.s})
 
-    def _chosen(self, name: str) -> Indices:
+    def _chosen(self, name: str) -> Tensor:
         s, at = self.s[name], self.flipped.get(name)
         chosen = s > 0
         if at is not None:
             chosen[at] = s[at] < 0
-        return np.flatnonzero(as_numpy(chosen))
+        return torch.nonzero(chosen).view(-1)
 
     def ranking(self, *, most: int) -> Ranking:
         """All entries, best first: γ_base's survivors, then by growth of γ since the start, then by |delta|."""
-        return Ranking(self.problem.scope, self._growth, self.problem.movement, most=most)
+        return self.problem.ranking(self._growth, most=most)
 
     def _growth(self, name: str) -> Array:
         gamma = self.gamma(name)
@@ -230,6 +233,7 @@ class SoftMask:
 
 
 def _rate(steepest: Tensor, entries: int) -> float:
+    steepest = steepest.topk(min(entries, len(steepest))).values
     last = float(steepest.min()) if len(steepest) else 0.0
     if not last > 0:
         raise InputError(
@@ -249,8 +253,8 @@ class CandidateMask:
         self.problem, self.among = problem, Candidates(problem, moved | start)
         self.among.values.fill_(START)
         self.s = self.among.by_name(self.among.values)
-        chosen = [torch.from_numpy(np.isin(as_numpy(at), start.sites.get(n, ()))) for n, at in self.among.at.items()]
-        self.flipped = torch.cat(chosen).to(self.among.values.device)
+        chosen = [torch.isin(at, _started(problem, n, start)) for n, at in self.among.at.items()]
+        self.flipped = torch.cat(chosen)
         self._touched: Touched | None = None
 
     @contextmanager
@@ -284,7 +288,7 @@ class CandidateMask:
 
     def rate(self, entries: int) -> float:
         slopes = self.among.slope.abs()
-        return _rate(slopes.topk(min(entries, len(slopes))).values, entries)
+        return _rate(self.problem.processes.gathered(slopes.topk(min(entries, len(slopes))).values), entries)
 
     @torch.no_grad()
     def descend(self, *, lr: float, l1: float = 0.0) -> None:
@@ -303,7 +307,12 @@ class CandidateMask:
         kept = torch.where(gamma > 0.5, 2.0 + gamma, gamma - 1.0)
         growths = self.among.by_name(torch.where(self.flipped, kept, growth))
         scores = partial(self.among.scores, values=growths)
-        return Ranking(self.problem.scope, scores, self.problem.movement, most=most)
+        return self.problem.ranking(scores, most=most)
+
+
+def _started(problem: Problem, name: str, start: Region) -> Tensor:
+    """Which entries of one tensor γ_base has."""
+    return problem.indices(name, start.sites.get(name, np.zeros(0, np.int64)))
 
 
 def learn(
@@ -359,8 +368,9 @@ def learn(
                 region = soft.rounded()
                 soft.put_on(region)
                 progress.look(region, score())
-            if snapshot and problem.processes.is_main and time.monotonic() - saved >= snapshot_seconds:
-                progress.save(snapshot, soft.s)
+            due = time.monotonic() - saved >= snapshot_seconds
+            if snapshot and problem.processes.due(due, problem.device):
+                progress.save(snapshot, soft.s, problem.processes)
                 saved = time.monotonic()
             if on_step:
                 on_step(progress.step, steps, {"loss": progress.losses[-1]})

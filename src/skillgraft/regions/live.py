@@ -189,6 +189,7 @@ def localize_live(
     folder. In a torch process group each process takes its share of a step's batches, which must come in one order everywhere.
     Killed and called again with the same arguments, a search goes on from the file `resume`.
     """
+    runtime.check_whole("localize_live")
     _check_here({**asked, "device": runtime.device, "dtype": runtime.dtype})
     plan = SearchPlan.of(**asked).seeded(seed)
     _check_score(plan, score)

@@ -187,12 +187,14 @@ def _curve(searching: Searching, pair: TunedPair, outcome: Outcome, task: str) -
     snapshot = None
     if densities and plan.curve == PAPER:
         snapshot = searching.snapshots.at(outcome.scale, "curve", densities=densities, **plan.decisive)
-    earlier = snapshot.read() if snapshot else None
-    points: list[Point] = list(earlier[1]["points"]) if earlier else []
+    processes = pair.opened.processes
+    earlier = snapshot.read() if snapshot and processes.is_main else None
+    # The main process's: nodes need not share a disk.
+    points: list[Point] = list(processes.facts_of_main(earlier[1]["points"] if earlier else [], pair.opened.device))
     for density in densities[len(points) :]:
         region = searching.point(outcome, density, pair.start)
         found = pair.summary(task, region, outcome.problem)
         points.append({"density": density, "entries": len(region), **found})
-        if snapshot and pair.opened.processes.is_main:
+        if snapshot and processes.is_main:
             snapshot.write({}, {"points": points})
     return tuple(points)

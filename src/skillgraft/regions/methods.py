@@ -73,7 +73,7 @@ def budgeted(problem: Problem, _start: Region, *, most: int, **options: Any) -> 
 
 def movement(problem: Problem, _start: Region, *, most: int) -> MethodResult:
     """P1's comparison: the entries that moved the most, |tuned − base|."""
-    return MethodResult(Ranking(problem.scope, problem.movement, problem.movement, most=most))
+    return MethodResult(problem.ranking(problem.movement, most=most))
 
 
 def random(problem: Problem, _start: Region, *, most: int, seed: int = 0) -> MethodResult:
@@ -81,9 +81,10 @@ def random(problem: Problem, _start: Region, *, most: int, seed: int = 0) -> Met
     places = {name: place for place, name in enumerate(problem.scope.shapes)}
 
     def drawn(name: str) -> Array:
-        return np.random.default_rng((seed, places[name])).random(problem.scope.shapes[name], dtype=np.float32)
+        numbers = np.random.default_rng((seed, places[name])).random(problem.scope.shapes[name], dtype=np.float32)
+        return numbers.reshape(-1)[slice(*problem.slots[name].held)]
 
-    return MethodResult(Ranking(problem.scope, drawn, problem.movement, most=most))
+    return MethodResult(problem.ranking(drawn, most=most))
 
 
 def attribution(problem: Problem, _start: Region, *, most: int, points: int = 8) -> MethodResult:
@@ -100,7 +101,7 @@ def attribution(problem: Problem, _start: Region, *, most: int, points: int = 8)
     scores = {name: as_numpy(gain) for name, gain in gained.items()}
 
     def ranking(entries: int) -> Ranking:
-        return Ranking(problem.scope, scores, problem.movement, most=entries)
+        return problem.ranking(scores, most=entries)
 
     return MethodResult(ranking(most), wider=ranking)
 

@@ -28,7 +28,9 @@ from skillgraft.folders.movement import count_of, most_moved
 from skillgraft.live.grafted import as_numpy, as_torch
 from skillgraft.live.slots import Slot, slots, stored
 from skillgraft.opening.processes import ALONE, Processes
+from skillgraft.opening.shards import is_split
 from skillgraft.predictions.predict import evaluating
+from skillgraft.regions.ranking import Numbers, Ranking, at_places, starts_of
 from skillgraft.values.numbers import BFLOAT16, Array, blended
 from skillgraft.values.region import Indices, Region, Scope
 
@@ -46,14 +48,15 @@ class Problem:
     """Where to look for a skill.
 
     `slots` say where the scope's tensors live in the model; `before` and `after` are base's and tuned's numbers, in their own
-    formats. The change that is searched is scale · (after − reference); the reference is `before`, or 0 (P1's lottery test).
+    formats, those of this process where the model is split. The change that is searched is scale · (after − reference); the
+    reference is `before`, or 0 (P1's lottery test).
     `steps(s)` gives the batches of step s, `loss` the mean loss of a batch.
     """
 
     model: nn.Module
     scope: Scope
     slots: Mapping[str, Slot]
-    before: Mapping[str, Tensor]
+    before: dict[str, Tensor]
     after: Mapping[str, Tensor]
     steps: Callable[[int], Step]
     loss: Loss
@@ -82,8 +85,8 @@ class Problem:
         if missing:
             raise InputError(f"tuned is not of this model: {listed(missing)} are missing there or have another shape")
         inside = {name: held[name] for name in chosen.shapes}
-        before = {name: slot.data.detach().view(-1) for name, slot in inside.items()}
-        after = _Numbers(tuned, {name: numbers.device for name, numbers in before.items()})
+        before = {name: slot.flat.detach() for name, slot in inside.items()}
+        after = _Numbers(tuned, {name: numbers.device for name, numbers in before.items()}, inside)
         return cls(model, chosen, inside, before, after, steps, loss, reference, processes=processes)
 
     def resident(self) -> Problem:
@@ -99,9 +102,18 @@ class Problem:
         """The model's own parameters that hold the scope, each once: a fused one holds several of the scope's tensors."""
         return list({id(slot.tensor): slot.tensor for slot in self.slots.values()}.values())
 
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers are."""
+        return next(iter(self.before.values())).device
+
     def size(self, name: str) -> int:
-        """How many entries a tensor has."""
+        """How many entries of a tensor this process holds."""
         return len(self.before[name])
+
+    def first(self, name: str) -> int:
+        """The flat index of the first of these."""
+        return self.slots[name].held[0]
 
     def numbers(self, name: str, low: int = 0, high: int | None = None) -> tuple[Tensor, Tensor]:
         """Entries [low, high) of the reference and of the change, in float32 or wider."""
@@ -144,21 +156,57 @@ class Problem:
         return as_numpy(self.delta(name).abs_())
 
     def indices(self, name: str, at: Indices) -> Tensor:
-        """Flat indices of a tensor on the model's device."""
-        return torch.from_numpy(np.array(at, np.int64)).to(self.before[name].device)
+        """Flat indices of a tensor, those that this process holds and counted from its first; on the model's device."""
+        low, high = self.slots[name].held
+        mine = np.array(at[slice(*np.searchsorted(at, (low, high)))], np.int64) - low
+        return torch.from_numpy(mine).to(self.before[name].device)
+
+    def region(self, sites: Mapping[str, Tensor]) -> Region:
+        """The region of every process's entries; each gives its own, counted from its first."""
+        if not self.processes.split:
+            return Region(self.scope, {name: as_numpy(at) for name, at in sites.items() if len(at)})
+        return at_places(self.scope, np.sort(as_numpy(self.processes.gathered(self.places(sites)))))
+
+    def places(self, sites: Mapping[str, Tensor]) -> Tensor:
+        """Where these entries stand among all of the scope's, the sites of one tensor after another."""
+        starts = dict(zip(self.scope.shapes, starts_of(self.scope), strict=False))
+        found = [at.to(torch.int64) + (starts[name] + self.first(name)) for name, at in sites.items()]
+        return torch.cat([torch.zeros(0, dtype=torch.int64, device=self.device), *found])
+
+    def ranking(self, scores: Numbers, *, most: int) -> Ranking:
+        """The scope's entries by a score that each process has for its own; ties go by the change."""
+        firsts = {name: self.first(name) for name in self.slots}
+        return Ranking(self.scope, scores, self.movement, most=most, firsts=firsts, processes=self.processes)
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:
         """The model in eval mode, with gradients for the scope alone and numbers there that may be written to."""
+        with self._in_place() if self.processes.split else self._swapped(), self.asked(self.parameters):
+            yield
+
+    @contextmanager
+    def _swapped(self) -> Iterator[None]:
+        """Copies that may be written to in the place of the model's own numbers."""
         kept = [(parameter, parameter.data) for parameter in self.parameters]
         for parameter, numbers in kept:
             parameter.data = numbers.clone()
         try:
-            with self.asked(self.parameters):
-                yield
+            yield
         finally:
             for parameter, numbers in kept:
                 parameter.data = numbers
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """A split model is put together from where its numbers are: the base's are copied out, and copied back."""
+        for name, slot in self.slots.items():
+            self.before[name] = slot.flat.clone()
+        try:
+            yield
+        finally:
+            for name, slot in self.slots.items():
+                slot.flat.copy_(self.before[name])
+                self.before[name] = slot.flat
 
     @contextmanager
     def asked(self, wanted: Sequence[Tensor]) -> Iterator[None]:
@@ -221,7 +269,8 @@ class Problem:
 
     def summed(self, tensors: Sequence[Tensor], loss: float, step: int) -> float:
         """The loss of all processes; the gradients of these tensors are added up over them."""
-        total = self.processes.sum_gradients(tensors, loss)
+        here = [tensor for tensor in tensors if not is_split(tensor)]  # those of a split model arrive as sums
+        total = self.processes.sum_gradients(here, loss, self.device)
         if not math.isfinite(total):
             raise RunError(
                 f"the loss is {total} at step {step + 1}; at the first step look for such numbers in base, tuned and batches, "
@@ -231,19 +280,20 @@ class Problem:
 
     def gradient(self, name: str) -> Tensor | None:
         """The gradient of one tensor, flat; None where the loss did not reach it."""
-        found = self.slots[name].grad
-        return None if found is None else found.reshape(-1)
+        slot = self.slots[name]
+        grad = slot.tensor.grad
+        return None if grad is None else slot.own(grad)
 
     @torch.no_grad()
     def write(self, name: str, numbers: Tensor, low: int = 0, high: int | None = None) -> None:
         """Write entries [low, high) of one tensor of the borrowed model, rounded to its format."""
-        self.slots[name].data.view(-1)[low:high] = numbers.to(self.before[name].dtype)
+        self.slots[name].flat[low:high] = numbers.to(self.before[name].dtype)
 
     @torch.no_grad()
     def put_on(self, region: Region) -> None:
         """The reference with the change in the region: bit for bit the model that the region's graft makes."""
         for name, slot in self.slots.items():
-            flat = slot.data.view(-1)
+            flat = slot.flat
             flat.copy_(self.before[name]) if self.reference == "base" else flat.zero_()
             if name in region.sites:
                 at = self.indices(name, region.sites[name])
@@ -291,14 +341,16 @@ class Touched:
         self.kept.clear()
 
     def _flat(self, name: str) -> Tensor:
-        return self.problem.slots[name].data.view(-1)
+        return self.problem.slots[name].flat
 
 
 class _Numbers(Mapping[str, Tensor]):
-    """Tuned's numbers of some tensors, flat: mapped where they lie, brought to a device when they are asked for."""
+    """Tuned's numbers of some tensors, flat, of the entries that this process holds: mapped where they lie, brought to a device
+    when they are asked for.
+    """
 
-    def __init__(self, tuned: Tensors, devices: Mapping[str, torch.device]) -> None:
-        self._held = {name: held_numbers(tuned, name) for name in devices}
+    def __init__(self, tuned: Tensors, devices: Mapping[str, torch.device], slots: Mapping[str, Slot]) -> None:
+        self._held = {name: held_numbers(tuned, name)[slice(*slots[name].held)] for name in devices}
         self._devices = devices
 
     def __getitem__(self, name: str) -> Tensor:
@@ -322,14 +374,22 @@ def holding_all(model: nn.Module, tuned: Tensors) -> Iterator[None]:
     for name, slot in stored(model).slots.items():
         if name in tuned.shapes and tuple(tuned.shapes[name]) == slot.stored_shape:
             parts.setdefault(id(slot.tensor), []).append((name, slot))
+    split: list[tuple[Slot, Tensor]] = []
     try:
         for group in parts.values():
             tensor = group[0][1].tensor
-            kept.append((tensor, tensor.data))
-            tensor.data = _filled(tuned, group)
+            if is_split(tensor):
+                split += [(slot, slot.flat.clone()) for _, slot in group]
+                for name, slot in group:
+                    slot.flat.copy_(held_numbers(tuned, name)[slice(*slot.held)])
+            else:
+                kept.append((tensor, tensor.data))
+                tensor.data = _filled(tuned, group)
         with evaluating(model):
             yield
     finally:
+        for slot, numbers in split:
+            slot.flat.copy_(numbers)
         for tensor, numbers in kept:
             tensor.data = numbers
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from skillgraft.opening.processes import ALONE, Processes
 from skillgraft.values.region import Indices, Region, Scope, index_dtype
 
 Array = npt.NDArray[np.floating[Any]]
@@ -21,29 +24,48 @@ class Ranking:
     """All entries of a scope, best first: by score, then by |delta|, name and index. Every budget is a prefix.
 
     Only the entries that could be asked for are kept and sorted: `most` bounds the budget, and memory follows it. Parameters are
-    read once, in the scope's order.
+    read once, in the scope's order. Where several processes hold a stretch of each, `firsts` says where a stretch begins; each
+    finds its best ones, and all of them the best of these.
     """
 
-    def __init__(self, scope: Scope, scores: Numbers, movements: Numbers, *, most: int) -> None:
-        self.scope, self.names = scope, list(scope.shapes)
-        self.starts = np.cumsum([0, *map(math.prod, scope.shapes.values())])
+    def __init__(
+        self,
+        scope: Scope,
+        scores: Numbers,
+        movements: Numbers,
+        *,
+        most: int,
+        firsts: Mapping[str, int] = MappingProxyType({}),
+        processes: Processes = ALONE,
+    ) -> None:
+        self.scope = scope
         best = _Best(min(most, scope.size), index_dtype(scope.size))
-        for start, name in zip(self.starts.tolist(), self.names, strict=False):
+        for start, name in zip(starts_of(scope), scope.shapes, strict=False):
             score, movement = _of(scores, name), _of(movements, name)
-            for low in range(0, len(score), _BLOCK):
-                best.offer(start + low, score[low : low + _BLOCK], movement[low : low + _BLOCK])
+            first = start + firsts.get(name, 0)
+            for low in range(0, max(1, len(score)), _BLOCK):
+                best.offer(first + low, score[low : low + _BLOCK], movement[low : low + _BLOCK])
+        if processes.split:
+            best.join(processes)
         self.order = best.sorted()
 
     def top(self, budget: int) -> Region:
         """The best `budget` entries."""
-        chosen = np.sort(self.order[:budget])
-        cuts = np.searchsorted(chosen, self.starts)
-        sites = {
-            name: chosen[cuts[place] : cuts[place + 1]] - self.starts[place]
-            for place, name in enumerate(self.names)
-            if cuts[place + 1] > cuts[place]
-        }
-        return Region(self.scope, sites)
+        return at_places(self.scope, np.sort(self.order[:budget]))
+
+
+def starts_of(scope: Scope) -> list[int]:
+    """The place of each tensor's first entry among the scope's; the scope's size last."""
+    found: list[int] = np.cumsum([0, *map(math.prod, scope.shapes.values())]).tolist()
+    return found
+
+
+def at_places(scope: Scope, places: Indices) -> Region:
+    """The region of these places among a scope's entries, in order."""
+    starts = starts_of(scope)
+    cuts = np.searchsorted(places, starts).tolist()
+    stretches = zip(scope.shapes, starts, cuts, cuts[1:], strict=False)
+    return Region(scope, {name: places[low:high] - start for name, start, low, high in stretches if high > low})
 
 
 def _of(numbers: Numbers, name: str) -> Array:
@@ -62,7 +84,7 @@ class _Best:
 
     def offer(self, start: int, score: Array, movement: Array) -> None:
         at = np.flatnonzero(score >= self.edge)
-        if not len(at):
+        if not len(at) and self.places:
             return
         self.scores.append(score[at])
         self.movements.append(movement[at])
@@ -83,6 +105,14 @@ class _Best:
         self.places.append(place)
         self.held = len(score)
         return score, movement, place
+
+    def join(self, processes: Processes) -> None:
+        """What every process has kept, in order of position."""
+        mine = [torch.from_numpy(np.ascontiguousarray(part)) for part in self.shrink()]
+        score, movement, place = (processes.gathered(part).numpy() for part in mine)
+        order = np.argsort(place, kind="stable")
+        self.scores, self.movements, self.places = [score[order]], [movement[order]], [place[order]]
+        self.held = len(order)
 
     def sorted(self) -> Indices:
         score, movement, place = self.shrink()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,15 @@ from torch import Tensor, nn
 from skillgraft.errors import InputError
 from skillgraft.folders.movement import BUCKETS
 from skillgraft.live.grafted import as_numpy, parameter_names
+from skillgraft.opening.processes import ALONE, Processes
+from skillgraft.opening.shards import is_split, own, own_shape, span, stretch
 from skillgraft.readouts.readout import Encoded, Readout
 from skillgraft.regions.fisher import Labels, fisher_diagonal
-from skillgraft.regions.ranking import Ranking, bucket_of
-from skillgraft.values.region import Indices, Region, Scope
+from skillgraft.regions.ranking import Ranking, at_places, bucket_of, starts_of
+from skillgraft.values.region import Region, Scope
 
 DENSITY, ROUNDS, DAMP = 0.1, 4, 0.1  # P2's
+Bits = npt.NDArray[np.uint32]
 MaskOf = Callable[[str], npt.NDArray[np.bool_]]
 OnRound = Callable[[int, int], None]
 
@@ -53,6 +57,7 @@ def least_sensitive(
     seed: int = 0,
     batch_size: int = 32,
     on_round: OnRound | None = None,
+    processes: Processes = ALONE,
 ) -> Sensed:
     """TaLoS's region: exactly round(density · scope) entries; of equally sensitive ones the first by name and index."""
     if not 0 < damp <= 1 or rounds < 1:
@@ -60,19 +65,22 @@ def least_sensitive(
     parameters, chosen = in_scope(model, scope)
     share_of(chosen, density)
     rounds = 1 if damp == 1 else rounds
-    kept = Region.full(chosen)
+    firsts = {name: stretch(parameter)[0] for name, parameter in parameters.items()}
+    kept = _held(chosen, parameters)
     fisher: dict[str, Tensor] = {}
     for number in range(1, rounds + 1):
         with multiplied(parameters, _outside(kept), damp):
             fisher = fisher_diagonal(
-                model, readout, rows, parameters, labels=labels, samples=samples, seed=seed, batch_size=batch_size
-            )
-        kept = lowest(fisher, kept, share_of(chosen, density ** (number / rounds)))
+                model, readout, rows, parameters, labels=labels, samples=samples, seed=seed, batch_size=batch_size,
+                processes=processes,
+            )  # fmt: skip
+        kept = lowest(fisher, kept, share_of(chosen, density ** (number / rounds)), firsts, processes)
         if on_round:
             on_round(number, rounds)
-    dead = sum(int((_at(fisher, name, at) == 0).sum()) for name, at in kept.sites.items())
-    facts = {"rounds": rounds, "damp": damp, "insensitive_share": dead / len(kept), "rows": len(rows)}
-    return Sensed(kept, facts, fisher)
+    dead = sum(int((numbers == 0).sum()) for numbers in _numbers(fisher, kept, firsts))
+    share = int(processes.summed(torch.tensor(dead))) / share_of(chosen, density)
+    facts = {"rounds": rounds, "damp": damp, "insensitive_share": share, "rows": len(rows)}
+    return Sensed(_joined(kept, processes), facts, fisher)
 
 
 def most_sensitive(
@@ -86,18 +94,22 @@ def most_sensitive(
     samples: int = 1,
     seed: int = 0,
     batch_size: int = 32,
+    processes: Processes = ALONE,
 ) -> Sensed:
     """FISH: the entries with the highest Fisher information."""
     parameters, chosen = in_scope(model, scope)
     count = share_of(chosen, density)
     fisher = fisher_diagonal(
-        model, readout, rows, parameters, labels=labels, samples=samples, seed=seed, batch_size=batch_size
-    )
+        model, readout, rows, parameters, labels=labels, samples=samples, seed=seed, batch_size=batch_size,
+        processes=processes,
+    )  # fmt: skip
 
     def scores(name: str) -> npt.NDArray[np.floating[Any]]:
         return as_numpy(fisher[name])
 
-    return Sensed(Ranking(chosen, scores, scores, most=count).top(count), {"rows": len(rows)}, fisher)
+    firsts = {name: stretch(parameter)[0] for name, parameter in parameters.items()}
+    ranking = Ranking(chosen, scores, scores, most=count, firsts=firsts, processes=processes)
+    return Sensed(ranking.top(count), {"rows": len(rows)}, fisher)
 
 
 def in_scope(model: nn.Module, scope: str) -> tuple[dict[str, nn.Parameter], Scope]:
@@ -114,45 +126,75 @@ def share_of(scope: Scope, density: float) -> int:
     return max(1, round(density * scope.size))
 
 
-def lowest(fisher: Mapping[str, Tensor], kept: Region, count: int) -> Region:
+def lowest(
+    fisher: Mapping[str, Tensor],
+    kept: Region,
+    count: int,
+    firsts: Mapping[str, int] = MappingProxyType({}),
+    processes: Processes = ALONE,
+) -> Region:
     """The `count` least sensitive of the kept entries; of equally sensitive ones the first by name and index.
+
+    Of a model that is split each process has the kept entries of its own stretches, which begin at `firsts`, and gets its own.
 
     The edge is found by counting numbers by their leading bits and then by the others, so that no copy of the scope is joined,
     sorted or kept: half of it can be asked for.
     """
-    most = len(kept) - count + 1  # the `count`-th lowest is so many-th of the highest
-    leading, above = bucket_of(_tally(_patterns(fisher, kept), lambda bits: bits >> np.uint32(16)), most)
-    within = (bits[bits >> np.uint32(16) == leading] for bits in _patterns(fisher, kept))
-    rest, _ = bucket_of(_tally(within, lambda bits: bits & np.uint32(0xFFFF)), most - above)
+
+    def patterns() -> Iterator[Bits]:
+        # None is below 0, so that their bits sort as the numbers do.
+        return (each.astype(np.float32, copy=False).view(np.uint32) for each in _numbers(fisher, kept, firsts))
+
+    tally = _tally(patterns(), lambda bits: bits >> np.uint32(16), processes)
+    most = int(tally.sum()) - count + 1  # the `count`-th lowest is so many-th of the highest
+    leading, above = bucket_of(tally, most)
+    within = (bits[bits >> np.uint32(16) == leading] for bits in patterns())
+    tally = _tally(within, lambda bits: bits & np.uint32(0xFFFF), processes)
+    rest, above_rest = bucket_of(tally, most - above)
     edge = np.uint32(leading << 16 | rest)
-    ties = count - sum(int((bits < edge).sum()) for bits in _patterns(fisher, kept))
+    ties = int(tally[rest]) + above + above_rest - most + 1  # of those at the edge, so many are among the lowest
+    equal = {name: int((bits == edge).sum()) for name, bits in zip(kept.sites, patterns(), strict=True)}
+    taken = processes.shared_out({name: equal.get(name, 0) for name in kept.scope.shapes}, ties)
     sites = {}
-    for (name, at), bits in zip(kept.sites.items(), _patterns(fisher, kept), strict=True):
-        chosen, equal = bits < edge, np.flatnonzero(bits == edge)
-        chosen[equal[:ties]] = True
-        ties -= min(ties, len(equal))
+    for (name, at), bits in zip(kept.sites.items(), patterns(), strict=True):
+        chosen = bits < edge
+        chosen[np.flatnonzero(bits == edge)[: taken[name]]] = True
         sites[name] = at[chosen]
-    return Region(kept.scope, sites)
+    return Region(kept.scope, {name: at for name, at in sites.items() if len(at)})
 
 
-def _patterns(fisher: Mapping[str, Tensor], kept: Region) -> Iterator[npt.NDArray[np.uint32]]:
-    """The bits of each tensor's kept numbers in float32: none is below 0, so they sort as the numbers do."""
+def _held(scope: Scope, parameters: Mapping[str, Tensor]) -> Region:
+    """All entries that this process holds."""
+    if not any(map(is_split, parameters.values())):
+        return Region.full(scope)
+    sites = {name: np.arange(*stretch(parameters[name])) for name in scope.shapes}
+    return Region(scope, {name: at for name, at in sites.items() if len(at)})
+
+
+def _joined(mine: Region, processes: Processes) -> Region:
+    """Every process's part of a region in one."""
+    if not processes.split:
+        return mine
+    starts = dict(zip(mine.scope.shapes, starts_of(mine.scope), strict=False))
+    places = [at.astype(np.int64) + starts[name] for name, at in mine.sites.items()]
+    joined = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *places]))
+    return at_places(mine.scope, np.sort(processes.gathered(joined).numpy()))
+
+
+def _numbers(
+    fisher: Mapping[str, Tensor], kept: Region, firsts: Mapping[str, int]
+) -> Iterator[npt.NDArray[np.floating[Any]]]:
+    """Each tensor's kept numbers."""
     for name, at in kept.sites.items():
-        yield _at(fisher, name, at).astype(np.float32, copy=False).view(np.uint32)
+        yield as_numpy(fisher[name]).reshape(-1)[at - firsts.get(name, 0)]
 
 
-def _tally(
-    patterns: Iterable[npt.NDArray[np.uint32]], part: Callable[[npt.NDArray[np.uint32]], npt.NDArray[np.uint32]]
-) -> npt.NDArray[np.int64]:
+def _tally(patterns: Iterable[Bits], part: Callable[[Bits], Bits], processes: Processes) -> npt.NDArray[np.int64]:
     found = np.zeros(BUCKETS, np.int64)
     for bits in patterns:
         found += np.bincount(part(bits), minlength=BUCKETS)
-    return found
-
-
-def _at(fisher: Mapping[str, Tensor], name: str, at: Indices) -> npt.NDArray[np.floating[Any]]:
-    numbers: npt.NDArray[np.floating[Any]] = as_numpy(fisher[name]).reshape(-1)[at]
-    return numbers
+    summed: npt.NDArray[np.int64] = processes.summed(torch.from_numpy(found)).numpy()
+    return summed
 
 
 def _outside(region: Region) -> MaskOf:
@@ -168,7 +210,7 @@ def multiplied(parameters: Mapping[str, nn.Parameter], mask_of: MaskOf, factor: 
     saved: dict[str, Tensor] = {}
     try:
         for name, parameter in parameters.items():
-            saved[name] = parameter.detach()[_there(mask_of(name), parameter)]
+            saved[name] = _entries(parameter)[_there(mask_of(name), parameter)]
             _write(parameter, mask_of(name), saved[name] * factor)
         yield
     finally:
@@ -178,8 +220,13 @@ def multiplied(parameters: Mapping[str, nn.Parameter], mask_of: MaskOf, factor: 
 
 @torch.no_grad()
 def _write(parameter: nn.Parameter, mask: npt.NDArray[np.bool_], numbers: Tensor) -> None:
-    parameter[_there(mask, parameter)] = numbers
+    _entries(parameter)[_there(mask, parameter)] = numbers
 
 
 def _there(mask: npt.NDArray[np.bool_], parameter: nn.Parameter) -> Tensor:
-    return torch.from_numpy(mask).to(parameter.device)
+    return torch.from_numpy(mask[span(parameter)] if is_split(parameter) else mask).to(parameter.device)
+
+
+def _entries(parameter: nn.Parameter) -> Tensor:
+    """What this process holds of a parameter, written to like it."""
+    return own(parameter.detach()).view(own_shape(parameter)) if is_split(parameter) else parameter.detach()

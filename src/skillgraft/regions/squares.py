@@ -21,14 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from skillgraft.opening.shards import own_shape, span
+
 # One example's product of a whole MiniLM matrix. Larger tiles leave the cache; smaller ones make threads wait for each other
 # more often than they work (with 512 kB, products on two threads took 1.2 to 1.4 times as long as with this).
 TILE_BYTES = 4 * 1024 * 1024
 
 Shape = tuple[int, ...]
 Sums = Mapping[str, Tensor]
-# (layer, input, gradient of the output, rows, sums by key): adds each row's squares.
-Add = Callable[[nn.Module, Tensor, Tensor, int, Sums], None]
+Spans = Mapping[str, slice]
+# (layer, input, gradient of the output, rows, sums by key, the span of each that is summed): adds each row's squares.
+Add = Callable[[nn.Module, Tensor, Tensor, int, Sums, Spans], None]
 
 
 @dataclass(frozen=True)
@@ -41,39 +44,42 @@ class Rule:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One layer's own parameters in the scope: key in the layer → prefix-free name."""
+    """One layer's own parameters in the scope: key in the layer → prefix-free name, and which of its rows this process has."""
 
     module: nn.Module
     names: Mapping[str, str]
     rule: Rule
+    spans: Spans
 
 
-def _linear(_module: nn.Module, entered: Tensor, delta: Tensor, rows: int, sums: Sums) -> None:
-    _add_bias(sums, delta, rows)
+def _linear(_module: nn.Module, entered: Tensor, delta: Tensor, rows: int, sums: Sums, spans: Spans) -> None:
+    _add_bias(sums, delta, rows, spans)
     if "weight" in sums:
-        _add_products(sums["weight"], by_row(delta, rows), by_row(entered, rows))
+        _add_products(sums["weight"], by_row(delta, rows)[..., spans["weight"]], by_row(entered, rows))
 
 
-def _conv1d(_module: nn.Module, entered: Tensor, delta: Tensor, rows: int, sums: Sums) -> None:
+def _conv1d(_module: nn.Module, entered: Tensor, delta: Tensor, rows: int, sums: Sums, spans: Spans) -> None:
     """GPT-2's linear layer, whose weight is (in, out)."""
-    _add_bias(sums, delta, rows)
+    _add_bias(sums, delta, rows, spans)
     if "weight" in sums:
-        _add_products(sums["weight"], by_row(entered, rows), by_row(delta, rows))
+        _add_products(sums["weight"], by_row(entered, rows)[..., spans["weight"]], by_row(delta, rows))
 
 
-def _normalised(module: nn.Module, entered: Tensor, delta: Tensor, rows: int, sums: Sums) -> None:
+def _normalised(module: nn.Module, entered: Tensor, delta: Tensor, rows: int, sums: Sums, spans: Spans) -> None:
     """LayerNorm, RMSNorm and their kin: whatever they do, the last step is weight ⊙ x̂ + bias, or (1 + weight) ⊙ x̂ as in Gemma."""
-    _add_bias(sums, delta, rows)
+    _add_bias(sums, delta, rows, spans)
     if "weight" in sums:
         total = sums["weight"]
         scaled = _with_weight(module, entered.to(total.dtype), 1.0)
         if not isinstance(module, nn.LayerNorm):  # which is known to give 0 for a weight of 0
             scaled = scaled - _with_weight(module, entered.to(total.dtype), 0.0)
-        total += by_row(scaled * delta, rows).sum(1).square().sum(0)
+        total += by_row(scaled * delta, rows)[..., spans["weight"]].sum(1).square().sum(0)
 
 
 def _with_weight(module: nn.Module, entered: Tensor, number: float) -> Tensor:
-    own = {key: torch.zeros_like(p, dtype=entered.dtype) for key, p in module.named_parameters(recurse=False)}
+    # By shape: outside of a pass a split parameter is not the whole one.
+    named = module.named_parameters(recurse=False)
+    own = {key: torch.zeros(p.shape, dtype=entered.dtype, device=entered.device) for key, p in named}
     own["weight"].fill_(number)
     output: Tensor = torch.func.functional_call(module, own, (entered,))
     return output
@@ -84,9 +90,10 @@ def by_row(tensor: Tensor, rows: int) -> Tensor:
     return tensor.reshape(rows, -1, tensor.shape[-1])
 
 
-def _add_bias(sums: Sums, delta: Tensor, rows: int) -> None:
+def _add_bias(sums: Sums, delta: Tensor, rows: int, spans: Spans) -> None:
     if "bias" in sums:
-        sums["bias"] += by_row(delta, rows).sum(1, dtype=sums["bias"].dtype).square().sum(0)
+        mine = by_row(delta, rows)[..., spans["bias"]]
+        sums["bias"] += mine.sum(1, dtype=sums["bias"].dtype).square().sum(0)
 
 
 def _add_products(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -150,7 +157,7 @@ class Squares:
                 late.add(site)
             else:
                 sums = {key: self.sums[name] for key, name in site.names.items()}
-                site.rule.add(site.module, entered, delta, rows, sums)
+                site.rule.add(site.module, entered, delta, rows, sums, site.spans)
 
         with tapped(self.sites, rows, add) as unfit:
             yield
@@ -238,7 +245,8 @@ def _sites(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Iterator
         tied = any(seen[id(p)] > 1 for p in module.parameters(recurse=False))
         rule = rule_for(module)
         if own and not tied and rule is not None:
-            yield Site(module, own, rule)
+            named = module.named_parameters(recurse=False)
+            yield Site(module, own, rule, {key: span(p) for key, p in named if key in own})
 
 
 def _zeros(parameter: Tensor) -> Tensor:
@@ -247,7 +255,7 @@ def _zeros(parameter: Tensor) -> Tensor:
     A matrix that is wider than tall lies in memory as its transpose: multiplications share their work among threads by rows,
     and took a quarter longer on the few long ones.
     """
-    dtype = torch.promote_types(parameter.dtype, torch.float32)
-    if parameter.ndim == 2 and parameter.shape[0] < parameter.shape[1]:
-        return torch.zeros_like(parameter.t(), dtype=dtype, memory_format=torch.contiguous_format).t()
-    return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.contiguous_format)
+    dtype, shape = torch.promote_types(parameter.dtype, torch.float32), own_shape(parameter)
+    if len(shape) == 2 and shape[0] < shape[1]:
+        return torch.zeros(shape[::-1], dtype=dtype, device=parameter.device).t()
+    return torch.zeros(shape, dtype=dtype, device=parameter.device)

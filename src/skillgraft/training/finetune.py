@@ -27,7 +27,9 @@ from skillgraft.folders.weight_files import ADAPTER, INDEX, other_weights
 from skillgraft.live.bottleneck import Adapters
 from skillgraft.live.grafted import live_model
 from skillgraft.opening.device import autocast, find_device, torch_dtype, working_format
+from skillgraft.opening.processes import Processes
 from skillgraft.opening.runtime import Runtime
+from skillgraft.opening.shards import whole_state
 from skillgraft.opening.source import Source, silence
 from skillgraft.task_model import TaskModel
 from skillgraft.tasks.data import Data, TaskLike, load_tasks
@@ -36,7 +38,7 @@ from skillgraft.tasks.task_file import definition
 from skillgraft.training.loop import Course, Prepared, Training, train
 from skillgraft.training.methods import merge_lora, prepare
 from skillgraft.training.plan import TrainingPlan
-from skillgraft.training.snapshot import Snapshot, TrainingProgress
+from skillgraft.training.snapshot import Snapshot
 from skillgraft.values.escaping import markdown, yaml
 from skillgraft.values.graft import Graft
 from skillgraft.values.info import versions
@@ -44,9 +46,17 @@ from skillgraft.values.numbers import is_float
 from skillgraft.values.region import Region
 
 
-def write_folder(opened: TaskModel, folder: Path, made: Mapping[str, Any], adapters: Adapters | None = None) -> None:
-    """Fill a new folder. Adapters cannot be merged into the weights: these are the base's own then, and the adapters lie in a
-    file beside them.
+def write_folder(
+    opened: TaskModel,
+    folder: Path,
+    made: Mapping[str, Any],
+    *,
+    adapters: Adapters | None = None,
+    state: Mapping[str, Any] | None = None,
+) -> None:
+    """Fill a new folder with the model's numbers, or with those of `state`.
+
+    Adapters cannot be merged into the weights: these are the base's own then, and the adapters lie in a file beside them.
     """
     source = opened.source
     if source.folder is not None and not source.gguf:
@@ -55,7 +65,7 @@ def write_folder(opened: TaskModel, folder: Path, made: Mapping[str, Any], adapt
         images = any(readout.task.kind == "image" for readout in opened.rows.readouts.values())
         (source.image_processor if images else source.tokenizer).save_pretrained(folder)
     with silence():
-        opened.model.save_pretrained(folder, state_dict=_state(opened))  # type: ignore[operator]
+        opened.model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
     name, fingerprint = base_identity(source)
     if adapters is not None:
         adapters.save(folder / ADAPTER, base_fingerprint=fingerprint)
@@ -81,10 +91,16 @@ def base_identity(source: Source) -> tuple[str, str]:
 def _state(opened: TaskModel) -> dict[str, Any] | None:
     """The numbers to save, each rounded to the format that the base stores it in; None where the model holds all of them so.
 
-    Tied tensors stay one tensor, so that they are stored once.
+    Tied tensors stay one tensor, so that they are stored once. The main process alone has those of a split model, for which
+    all of them have to ask.
     """
-    formats, state = _stored_formats(opened), opened.model.state_dict()
-    if all(numbers.dtype == formats.get(name, numbers.dtype) for name, numbers in state.items()):
+    formats, processes = _stored_formats(opened), opened.processes
+    if not (processes.split or processes.is_main):
+        return None
+    state = whole_state(opened.model, keep=processes.is_main) if processes.split else opened.model.state_dict()
+    if not processes.split and all(
+        numbers.dtype == formats.get(name, numbers.dtype) for name, numbers in state.items()
+    ):
         return None
     copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
     rounded = {
@@ -161,7 +177,8 @@ def finetune(
     source = Source.of(base)
     # Forward-mode derivatives are taken in float32; float16 has too little room for gradients.
     format = working_format(source.format, runtime.dtype, wide=plan.method == "linear")
-    device, processes = find_device(runtime.device)
+    device, processes = find_device(runtime.device, shard=runtime.shard)
+    _check_split(processes, plan, start)
     rows = {(task.name, split): data.examples(task, split) for task in loaded for split in SPLITS}
     if plan.validate_every:
         for task in loaded:
@@ -172,13 +189,13 @@ def finetune(
         **{name: value.digest for name, value in (("inside", inside), ("outside", outside), ("start", start)) if value},
     }  # fmt: skip
     snapshot = Snapshot.beside(target, settings)
-    if reuse and (target / LEDGER).is_file():
-        return finished(target, settings=snapshot.settings)
+    if reuse and (done := _finished_before(target, snapshot.settings, processes, device)) is not None:
+        return done
     if processes.is_main:
         atomic.check_target(target)
     opened = TaskModel.open(
         base, loaded, data=data, dtype=format, device=device, splits=SPLITS[:1], optional=SPLITS[1:],
-        attention="eager" if plan.method == "linear" else None, seed=plan.seed,
+        attention="eager" if plan.method == "linear" else None, seed=plan.seed, shard=runtime.shard,
     )  # fmt: skip
     if start is not None:
         live_model(opened.model).put_on(opened.fitted(start))
@@ -217,9 +234,10 @@ def _run(
 
     def checkpoint(step: int) -> None:
         folder = target.parent / f"{target.name}.steps" / checkpoint_name(step)
-        if not folder.exists():  # it may be there from before the run was killed
+        made, state = {"by": "finetune", "tasks": [], "step": step}, _state(opened)
+        if opened.processes.is_main and not folder.exists():  # it may be there from before the run was killed
             with atomic.new_folder(folder) as temporary:
-                write_folder(opened, temporary, {"by": "finetune", "tasks": [], "step": step}, prepared.adapters)
+                write_folder(opened, temporary, made, adapters=prepared.adapters, state=state)
 
     progress = train(training, snapshot=snapshot, runtime=runtime, on_checkpoint=checkpoint)
     validation = {
@@ -227,24 +245,27 @@ def _run(
         for course in courses
         if course.validation
     }
+    if opened.processes.is_main and plan.method == "lora":
+        merge_lora(opened.model)
+    state = _state(opened)
     if opened.processes.is_main:
-        if plan.method == "lora":
-            merge_lora(opened.model)
         facts = {**made, "steps": progress.step, "validation": validation}
-        _write(opened, target, facts, prepared, progress)
+        with atomic.new_folder(target) as folder:
+            write_folder(opened, folder, facts, adapters=prepared.adapters, state=state)
+            lines = "".join(json.dumps(entry) + "\n" for entry in progress.log)
+            (folder / LOG).write_text(lines, encoding="utf-8")
         snapshot.delete()
     accelerator.wait_for_everyone()
     trained = len(prepared.trainables)
     return Tuned(target, opened.rows.name, trained, progress.step, tuple(progress.log), validation)
 
 
-def _write(
-    opened: TaskModel, target: Path, made: Mapping[str, Any], prepared: Prepared, progress: TrainingProgress
-) -> None:
-    with atomic.new_folder(target) as folder:
-        write_folder(opened, folder, made, prepared.adapters)
-        lines = "".join(json.dumps(entry) + "\n" for entry in progress.log)
-        (folder / LOG).write_text(lines, encoding="utf-8")
+def _finished_before(target: Path, settings: str, processes: Processes, device: torch.device) -> Tuned | None:
+    """What an earlier call with these arguments wrote, as the main process sees it: the others need not see its disk."""
+    there = processes.is_main and (target / LEDGER).is_file()
+    found = {**vars(finished(target, settings=settings)), "path": str(target)} if there else None
+    told = processes.facts_of_main(found, device)
+    return None if told is None else Tuned(**{**told, "path": target, "log": tuple(told["log"])})
 
 
 def finished(out: Path, *, settings: str) -> Tuned:
@@ -266,6 +287,15 @@ def check_validation(task: Task, rows: int, why: str) -> None:
 def checkpoint_name(step: int) -> str:
     """What the folder of a run's checkpoint is called, below `OUT.steps`."""
     return f"step-{step:06d}"
+
+
+def _check_split(processes: Processes, plan: TrainingPlan, start: Graft | None) -> None:
+    if processes.split and (plan.adds_parameters or plan.method == "linear" or start is not None):
+        what = f"method {plan.method!r}" if start is None else "training from a base with grafts on"
+        raise InputError(
+            f"{what} needs the whole model in each process: a model that is split trains by method full or bias, "
+            "in a region or out of one; leave out --shard"
+        )
 
 
 def _check_request(plan: TrainingPlan, inside: Region | None, outside: Region | None, start: Graft | None) -> None:

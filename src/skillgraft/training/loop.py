@@ -75,9 +75,9 @@ def train(
     on_checkpoint: Callable[[int], None] | None = None,
 ) -> TrainingProgress:
     """Train in place. With a snapshot, a run that was killed goes on where it was and ends with the same numbers."""
-    plan, trainables, is_main = training.plan, training.prepared.trainables, training.processes.is_main
-    processes, optimizer = training.processes, training.optimizer
-    earlier = snapshot.load(trainables.tensors, optimizer, processes=processes) if snapshot else None
+    plan, trainables, optimizer = training.plan, training.prepared.trainables, training.optimizer
+    processes = training.processes
+    earlier = snapshot.load(trainables, optimizer, processes=processes) if snapshot else None
     progress = earlier or TrainingProgress()
     trainables.after_step()
     saved = time.monotonic()
@@ -88,10 +88,11 @@ def train(
             progress.step += 1
             progress.log.append(entry | training.look(progress))
             runtime.progress(progress.step, plan.steps, progress.log[-1])
-            if on_checkpoint and is_main and plan.checkpoint_every and progress.step % plan.checkpoint_every == 0:
+            if on_checkpoint and plan.checkpoint_every and progress.step % plan.checkpoint_every == 0:
                 on_checkpoint(progress.step)
-            if snapshot and is_main and time.monotonic() - saved >= runtime.snapshot_seconds:
-                snapshot.save(progress, trainables.tensors, optimizer)
+            due = time.monotonic() - saved >= runtime.snapshot_seconds
+            if snapshot and processes.due(due, training.device):
+                snapshot.save(progress, trainables, optimizer, processes=processes)
                 saved = time.monotonic()
     if progress.best:
         trainables.load(progress.best)
@@ -149,12 +150,12 @@ class Training:
         torch.manual_seed(_seed(plan.seed, number, self.processes.index))
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._backward(number)
-        loss = self.processes.sum_gradients(list(trainables.tensors.values()), loss)
+        loss = self.processes.sum_gradients(trainables.here, loss, self.device)
         if not np.isfinite(loss):
             raise RunError(f"the loss became {loss} at step {number + 1}; use a smaller learning rate than {plan.lr:g}")
         trainables.before_step(pull=self.origin, strength=plan.l1)
         if plan.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(list(trainables.tensors.values()), plan.clip_norm)
+            trainables.clip(plan.clip_norm, self.processes)
         for group in self.optimizer.param_groups:
             group["lr"] = plan.lr_at(number)
         self.optimizer.step()
@@ -179,12 +180,16 @@ class Training:
             rows = rows[np.argsort([course.train[row].length for row in rows.tolist()], kind="stable")]
         for part in np.split(rows, self.plan.accumulation):
             mine = self.processes.share(part.tolist())
-            if len(mine) == 0:
+            if len(mine) == 0 and not self.processes.split:
                 continue
-            batch = on_device(course.readout.collate([course.train[row] for row in mine]), self.device)
+            # A split model needs every process: one without rows runs one that counts nothing.
+            batch = on_device(
+                course.readout.collate([course.train[row] for row in mine or part[:1].tolist()]), self.device
+            )
             with self.autocast():
                 values = self.prepared.scores(self.model, course.readout, batch)
-                lost = nn.functional.cross_entropy(values.float(), batch["labels"], reduction="sum") / units
+                lost = nn.functional.cross_entropy(values.float(), batch["labels"], reduction="sum")
+                lost = lost / units if mine else lost * 0.0
             if not lost.requires_grad:
                 raise InputError(
                     f"nothing that trains has a part in the scores of {course.readout.task.name!r}: "

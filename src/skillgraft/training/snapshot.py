@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from skillgraft.errors import FormatError
 from skillgraft.files import atomic
@@ -26,7 +26,10 @@ from skillgraft.files import tensors as tensor_file
 from skillgraft.files.tensors import TensorFile
 from skillgraft.live.grafted import as_numpy, as_torch
 from skillgraft.opening.processes import ALONE, Processes
+from skillgraft.training.trainables import Trainables
 from skillgraft.values.numbers import DTYPES, Array
+
+_STEP = "step"  # the optimizer's counter, which every process has
 
 
 @dataclass
@@ -76,24 +79,38 @@ class Snapshot:
         return file, json.loads(file.metadata["progress"])
 
     def save(
-        self, progress: TrainingProgress, tensors: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+        self,
+        progress: TrainingProgress,
+        trainables: Trainables,
+        optimizer: torch.optim.Optimizer,
+        *,
+        processes: Processes = ALONE,
     ) -> None:
-        arrays = {f"value/{name}": as_numpy(tensor) for name, tensor in tensors.items()}
-        arrays |= {f"best/{name}": as_numpy(tensor) for name, tensor in progress.best.items()}
-        for name, tensor in tensors.items():
+        """Keep it, with the trained numbers and the optimizer's state; of a split model all processes have to ask."""
+
+        def whole(name: str, part: Tensor) -> Array:
+            return as_numpy(trainables.whole(name, part, processes))
+
+        arrays = {f"value/{name}": whole(name, tensor) for name, tensor in trainables.tensors.items()}
+        arrays |= {f"best/{name}": whole(name, tensor) for name, tensor in progress.best.items()}
+        for name, tensor in trainables.tensors.items():
             for key, part in optimizer.state.get(tensor, {}).items():
-                arrays[f"state/{key}/{name}"] = as_numpy(torch.as_tensor(part))
+                state = torch.as_tensor(part)
+                arrays[f"state/{key}/{name}"] = whole(name, state) if key != _STEP else as_numpy(state)
+        if not processes.is_main:
+            return
         facts = {"step": progress.step, "log": progress.log, "best_score": progress.best_score}
         self.write(arrays, {**facts, "finished": progress.finished})
 
     def load(
         self,
-        tensors: Mapping[str, nn.Parameter],
+        trainables: Trainables,
         optimizer: torch.optim.Optimizer,
         *,
         processes: Processes = ALONE,
     ) -> TrainingProgress | None:
         """The progress of an earlier run with the same settings, its numbers put in place; None if there is none."""
+        tensors = trainables.tensors
         found = self.recall(processes, next(iter(tensors.values())).device)
         if found is None:
             return None
@@ -103,12 +120,13 @@ class Snapshot:
             for key, numbers in arrays:
                 kind, _, rest = key.partition("/")
                 if kind == "value":
-                    tensors[rest].copy_(numbers)
+                    tensors[rest].copy_(trainables.part(rest, numbers, processes))
                 elif kind == "best":
-                    best[rest] = numbers.to(tensors[rest].device)
+                    best[rest] = trainables.part(rest, numbers, processes).to(tensors[rest].device)
                 else:
                     state, _, name = rest.partition("/")
-                    optimizer.state[tensors[name]][state] = _restored(numbers, state, tensors[name])
+                    mine = numbers if state == _STEP else trainables.part(name, numbers, processes)
+                    optimizer.state[tensors[name]][state] = _restored(mine, state, tensors[name])
         return TrainingProgress(facts["step"], facts["log"], facts["best_score"], best, facts["finished"])
 
     def recall(
@@ -147,4 +165,4 @@ def _received(
 
 def _restored(value: Tensor, state: str, tensor: Tensor) -> Tensor:
     """Optimizers keep their step counter on the CPU and the rest beside the parameter."""
-    return value.cpu() if state == "step" else value.to(tensor.device)
+    return value.cpu() if state == _STEP else value.to(tensor.device)

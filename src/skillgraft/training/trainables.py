@@ -6,6 +6,9 @@ its own format, and is rounded into the model after every step.
 
 Law: a bf16 model is trained as float32 numbers θ whose gradients are those at round(θ).
 
+Of a parameter that is split over processes the optimizer sees this process's entries, through a master too: nothing behind it
+knows of processes.
+
 A region's vectors work under any torch optimizer: its state is as small as the region, and weight decay, momentum and
 clipping see only the region. Gradients of the model's own size are dropped as soon as they are taken; parameters without
 entries get none. To rounding the numbers are those of a full optimizer whose update is masked.
@@ -23,6 +26,8 @@ from torch import Tensor, nn
 
 from skillgraft.errors import InputError, listed
 from skillgraft.live.grafted import parameter_names
+from skillgraft.opening.processes import Processes
+from skillgraft.opening.shards import is_split, own, stretch
 from skillgraft.values.names import is_embedding, is_head, is_lm_head
 from skillgraft.values.region import Indices, Region
 
@@ -41,24 +46,26 @@ class Trainables:
         self.masters = {
             name: Master(parameter, sites.get(name))
             for name, parameter in parameters.items()
-            if name in sites or parameter.dtype != _wide(parameter)
+            if name in sites or parameter.dtype != _wide(parameter) or is_split(parameter)
         }
+        self.split = frozenset(name for name, parameter in parameters.items() if is_split(parameter))
+        self._count = sum(len(sites[name]) if name in sites else each.numel() for name, each in parameters.items())
         own = {name: master.tensor for name, master in self.masters.items()}
         self.tensors: dict[str, nn.Parameter] = {**parameters, **own}
         self.frozen_sites: dict[str, tuple[Tensor, Tensor]] = {}
 
     def __len__(self) -> int:
         """How many numbers are trained."""
-        sites = sum(len(index) for index, _ in self.frozen_sites.values())
-        return sum(tensor.numel() for tensor in self.tensors.values()) - sites
+        return self._count
 
     def freeze(self, region: Region) -> None:
         """Keep these entries of whole parameters as they are: training outside a region."""
         for name, at in region.sites.items():
             if name in self.tensors and not self._in_part(name):
-                tensor = self.tensors[name].detach()
-                index = torch.from_numpy(np.array(at, np.int64)).to(tensor.device)
+                tensor, master = self.tensors[name].detach(), self.masters.get(name)
+                index = _index(at, tensor if master is None else master.parameter).to(torch.int64)
                 self.frozen_sites[name] = (index, tensor.view(-1)[index].clone())
+                self._count -= len(at)
 
     def before_step(self, *, pull: Mapping[str, Tensor] | None = None, strength: float = 0.0) -> None:
         """Finish the gradients: none at frozen entries; plus the L1 pull towards the base, if there is one."""
@@ -112,6 +119,29 @@ class Trainables:
             for handle in handles:
                 handle.remove()
 
+    @property
+    def here(self) -> list[nn.Parameter]:
+        """The tensors whose gradients are this process's own: those of a split model arrive as sums over all processes."""
+        return [tensor for name, tensor in self.tensors.items() if name not in self.split]
+
+    def clip(self, most: float, processes: Processes) -> None:
+        """Shrink all gradients together to this norm, if theirs is larger."""
+        gradients = {name: tensor.grad for name, tensor in self.tensors.items() if tensor.grad is not None}
+        norm = nn.utils.get_total_norm([gradient for name, gradient in gradients.items() if name not in self.split])
+        if self.split:
+            mine = nn.utils.get_total_norm([gradient for name, gradient in gradients.items() if name in self.split])
+            norm = (norm.square() + processes.summed(mine.square())).sqrt()
+        nn.utils.clip_grads_with_norm_(list(self.tensors.values()), most, norm)
+
+    def whole(self, name: str, part: Tensor, processes: Processes) -> Tensor:
+        """What all processes have of a tensor that is shaped like a trained one; of a split one flat. All of them have to ask."""
+        return processes.gathered(part.detach().reshape(-1)) if name in self.split else part
+
+    def part(self, name: str, whole: Tensor, processes: Processes) -> Tensor:
+        """This process's part of what `whole` gave."""
+        mine = self.tensors[name].detach()
+        return processes.part_of(whole, mine.reshape(-1)).view_as(mine) if name in self.split else whole
+
     def _in_part(self, name: str) -> bool:
         return name in self.masters and self.masters[name].at is not None
 
@@ -122,7 +152,8 @@ class Master:
     def __init__(self, parameter: nn.Parameter, at: Indices | None = None) -> None:
         self.parameter = parameter
         self.at = None if at is None else _index(at, parameter)
-        self.tensor = nn.Parameter(self._part(parameter.detach()).to(_wide(parameter)))  # either step copies
+        # A copy, but of all entries of a float32 parameter that is split: those are trained where they are.
+        self.tensor = nn.Parameter(self._part(parameter.detach()).to(_wide(parameter)))
 
     def listen(self) -> torch.utils.hooks.RemovableHandle:
         self.parameter.grad = None  # what an earlier backward pass left is not of this run
@@ -142,13 +173,17 @@ class Master:
 
     def write(self) -> None:
         """Round into the model."""
-        if self.at is None:
-            self.parameter.copy_(self.tensor)
+        if self.at is not None:
+            own(self.parameter.detach())[self.at] = self.tensor.to(self.parameter.dtype)
+        elif is_split(self.parameter):
+            own(self.parameter.detach()).copy_(self.tensor)
         else:
-            self.parameter.view(-1)[self.at] = self.tensor.to(self.parameter.dtype)
+            self.parameter.copy_(self.tensor)
 
     def _part(self, whole: Tensor) -> Tensor:
-        return whole if self.at is None else whole.reshape(-1)[self.at]
+        if self.at is not None:
+            return own(whole)[self.at]
+        return own(whole) if is_split(whole) else whole
 
 
 def _wide(parameter: Tensor) -> torch.dtype:
@@ -157,9 +192,12 @@ def _wide(parameter: Tensor) -> torch.dtype:
 
 
 def _index(at: Indices, parameter: Tensor) -> Tensor:
+    """The entries that this process holds, counted from its first."""
+    low, high = stretch(parameter)
     # int32 halves the index memory; torch gathers with it as well.
-    dtype = np.int32 if parameter.numel() <= np.iinfo(np.int32).max else np.int64
-    return torch.from_numpy(np.array(at, dtype)).to(parameter.device)
+    dtype = np.int32 if high - low <= np.iinfo(np.int32).max else np.int64
+    mine = at[slice(*np.searchsorted(at, (low, high)))]
+    return torch.from_numpy(np.array(mine - low, dtype)).to(parameter.device)
 
 
 def choose_trainables(
