@@ -5,8 +5,8 @@
     ticket = service.writing(ask, pick, deliver)      # to be given to service.engine.submit
 
 One model answers everything. Which Auto class loads it follows from the base's architecture and from what the skills read: a
-language model writes, and classifies by prompts; an encoder-decoder writes; an encoder gives embeddings, and classifies by a text head, a classifier or a
-masked prompt.
+language model writes, and classifies by prompts; an encoder-decoder writes; an encoder gives embeddings, and classifies by a text
+head, a classifier or a masked prompt.
 """
 
 from __future__ import annotations
