@@ -184,6 +184,8 @@ def requests() -> None:
     }
     for name, body in bodies.items():
         put("request", name, json.dumps(body, ensure_ascii=False).encode())
+    put("headers", "own-page", b"127.0.0.1:8000\nhttp://127.0.0.1:8000\nBearer 0123456789abcdef")
+    put("headers", "allowed", b"[::1]:8000\nhttps://ours.example\nbearer 0123456789abcdef")
     put("names", "one", b"sst2")
     put("names", "sum", b"bash+-0.5*french + 1e-3*a.b_c-d")
 

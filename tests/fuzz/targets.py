@@ -27,6 +27,7 @@ from skillgraft.folders.extract import extract
 from skillgraft.folders.ledger import Ledger
 from skillgraft.folders.reach import in_words
 from skillgraft.report.artefacts import find
+from skillgraft.serve.guard import Guard, host_name
 from skillgraft.serve.limits import Limits
 from skillgraft.serve.names import from_mapping, parse, written
 from skillgraft.serve.refusals import Refused
@@ -209,6 +210,19 @@ def read_names(folder: Path) -> None:
         assert from_mapping(dict(terms)) == terms
 
 
+def read_headers(folder: Path) -> None:
+    """Host, Origin and Authorization, one a line: who is let in has named this server, and its key."""
+    host, origin, key = (*(folder / "headers").read_bytes().decode("latin-1").split("\n"), "", "", "")[:3]
+    guard = Guard.of("127.0.0.1", key="0123456789abcdef", allowed_hosts=["my.lan"], origins=["https://ours.example"])
+    with _as_input():
+        guard.check_host(host)
+        guard.check_origin(origin or None, host)
+        guard.check_key(key, "/v1/models")
+    assert host_name(host) in ("127.0.0.1", "localhost", "::1", "my.lan")
+    assert origin in ("", "https://ours.example") or origin.lower().partition("://")[2] == host.lower()
+    assert key.partition(" ")[2].strip() == "0123456789abcdef"
+
+
 @contextmanager
 def _as_input() -> Iterator[None]:
     try:
@@ -255,6 +269,7 @@ TARGETS: Mapping[str, Target] = {
     "pictures": Target(PICTURES, read_pictures),
     "saved": Target(SAVED, lambda folder: void(read_table(str(folder), ("text", "label")))),
     "request": Target(("body.json",), read_request),
+    "headers": Target(("headers",), read_headers),
     "names": Target(("sum",), read_names),
     "report": Target(REPORT, read_report),
     "store": Target(STORE, read_store),
