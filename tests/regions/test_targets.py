@@ -20,8 +20,8 @@ from skillgraft.regions.localize import Localization, climbed, localize
 from skillgraft.regions.search import SearchPlan
 from skillgraft.regions.targets import divergence
 from skillgraft.regions.tuned_pair import open_pair
-from skillgraft.tasks.load import read_examples
-from skillgraft.tasks.plain_text import as_rows
+from skillgraft.tasks.data import as_rows
+from skillgraft.tasks.examples import read_examples
 from skillgraft.training.plan import TrainingPlan
 from skillgraft.values.region import Region
 from tests.readouts import making

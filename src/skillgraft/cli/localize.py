@@ -127,8 +127,7 @@ def run(
     """
     from skillgraft.files import atomic
     from skillgraft.folders.movement import check_budget
-    from skillgraft.tasks.data import as_task
-    from skillgraft.tasks.plain_text import as_rows
+    from skillgraft.tasks.data import as_rows, as_task
 
     # What needs no model is refused before torch is imported, which takes seconds.
     atomic.check_target(out)

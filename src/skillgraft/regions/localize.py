@@ -21,8 +21,7 @@ from skillgraft.measure.metrics import LOSSES
 from skillgraft.opening.runtime import Runtime
 from skillgraft.regions.search import NESTED, PAPER, Outcome, Searching, SearchPlan, Snapshots
 from skillgraft.regions.tuned_pair import TunedPair, open_pair
-from skillgraft.tasks.data import Data, TaskLike, as_task
-from skillgraft.tasks.plain_text import as_rows
+from skillgraft.tasks.data import Data, TaskLike, as_rows, as_task
 from skillgraft.tasks.task import Task
 from skillgraft.values.graft import Graft
 
