@@ -17,10 +17,12 @@ import torch
 
 from skillgraft.errors import InputError, did_you_mean
 from skillgraft.live.grafted import as_numpy
+from skillgraft.opening.runtime import Runtime
 from skillgraft.regions.budgeted import ROWS, learn_within_budget
-from skillgraft.regions.learned import learn
+from skillgraft.regions.learned import MaskPlan, learn
 from skillgraft.regions.problem import Problem
 from skillgraft.regions.ranking import Array, Ranking
+from skillgraft.training.snapshot import Snapshot
 from skillgraft.values.region import Region
 
 
@@ -42,10 +44,20 @@ class MethodResult:
 Method = Callable[..., MethodResult]
 
 
-def learned(problem: Problem, start: Region, *, most: int, **options: Any) -> MethodResult:
-    """P1 §2.3: gradient descent on a soft mask. Options are those of `learned.learn`."""
+def learned(
+    problem: Problem,
+    start: Region,
+    *,
+    most: int,
+    score: Callable[[], float] | None = None,
+    snapshot: Snapshot | None = None,
+    runtime: Runtime = Runtime(),
+    **options: Any,
+) -> MethodResult:
+    """P1 §2.3: gradient descent on a soft mask. Options are those of `learned.MaskPlan`."""
     # Without a budget the mask grows to P1's own size.
-    result = learn(problem, start, **{"entries": most if most > 1 else None, **options})
+    plan = MaskPlan(**{"entries": most if most > 1 else None, **options})
+    result = learn(problem, start, plan, score=score, snapshot=snapshot, runtime=runtime)
     losses = _thinned([(step, _rounded(loss)) for step, loss in enumerate(result.losses, start=1)])
     looks = _thinned([(step, entries, _rounded(score)) for step, entries, score in result.looks])
     facts = {"losses": losses, "looks": looks, "lr": _rounded(result.lr)}
@@ -129,7 +141,7 @@ METHODS: dict[str, Method] = {
 
 
 # Whose keywords a method's options are, where the method hands them on.
-_HANDED_ON: Mapping[str, Callable[..., Any]] = MappingProxyType({"learned": learn, "budgeted": learn_within_budget})
+_HANDED_ON: Mapping[str, Callable[..., Any]] = MappingProxyType({"learned": MaskPlan, "budgeted": learn_within_budget})
 
 
 def method(name: str, options: Iterable[str] = ()) -> Method:
@@ -140,7 +152,7 @@ def method(name: str, options: Iterable[str] = ()) -> Method:
     known = [
         one.name
         for one in taken
-        if one.kind is one.KEYWORD_ONLY and one.name not in ("most", "budget", "entries", "on_step")
+        if one.kind is one.KEYWORD_ONLY and one.name not in ("most", "budget", "entries", "progress")
     ]
     for option in options:
         if option not in known:

@@ -361,7 +361,7 @@ class Searching:
     def _options(self, plan: SearchPlan, scale: float, start: Region, part: str) -> dict[str, Any]:
         """The method's settings. Steps of a learned region are compared only where that decides something."""
         if plan.method == "budgeted":
-            return {"on_step": self.runtime.progress, **plan.options}
+            return {"progress": self.runtime.progress, **plan.options}
         if plan.method != "learned":
             return dict(plan.options)
         compare = self.compares and (plan.is_own or bool(plan.options.get("patience")))
@@ -369,8 +369,7 @@ class Searching:
             "score": self.scorer.score_now if compare else None,
             # Looks that an earlier search did not take cannot be had any more: a search that compares begins anew.
             "snapshot": self.snapshots.at(scale, part, start=start.digest, compares=compare, **plan.decisive),
-            "snapshot_seconds": self.runtime.snapshot_seconds,
-            "on_step": self.runtime.progress,
+            "runtime": self.runtime,
             **plan.options,
         }
 
