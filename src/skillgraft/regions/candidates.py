@@ -82,11 +82,11 @@ class Candidates:
     def _best_of_all(self, count: int) -> Tensor:
         """The same where each process has some of the candidates, and offers its own best."""
         offered = self._best_here(count)
-        values, places = self.values[offered], self.problem.places(self.sites(offered))
-        theirs = as_numpy(self.problem.processes.gathered(values)), as_numpy(self.problem.processes.gathered(places))
+        values, positions = self.values[offered], self.problem.positions(self.sites(offered))
+        theirs = as_numpy(self.problem.processes.gathered(values)), as_numpy(self.problem.processes.gathered(positions))
         last = np.lexsort((theirs[1], -theirs[0]))[:count][-1]
-        value, place = (float(theirs[0][last]), int(theirs[1][last]))
-        offered[offered.clone()] = (values > value) | ((values == value) & (places <= place))
+        value, position = (float(theirs[0][last]), int(theirs[1][last]))
+        offered[offered.clone()] = (values > value) | ((values == value) & (positions <= position))
         return offered
 
     def mean_slope(self, chosen: Tensor) -> float:

@@ -31,6 +31,7 @@ from skillgraft.folders.extract import extract
 from skillgraft.folders.movement import check_budget, count_of
 from skillgraft.opening.device import working_format
 from skillgraft.opening.runtime import Runtime
+from skillgraft.regions.fisher import Averaging
 from skillgraft.regions.ranking import Ranking
 from skillgraft.regions.sensitivity import DENSITY, Sensed, least_sensitive, most_sensitive, share_of
 from skillgraft.task_model import TaskModel
@@ -83,7 +84,8 @@ class BaseMethod:
     def options(self) -> list[str]:
         """The keywords that it takes."""
         taken = inspect.signature(self.choose).parameters.values()
-        return [each.name for each in taken if each.kind is inspect.Parameter.KEYWORD_ONLY and each.name != "processes"]
+        own = [each.name for each in taken if each.kind is inspect.Parameter.KEYWORD_ONLY and each.name != "processes"]
+        return [*own, *Averaging.__annotations__] if self.reads_rows else own
 
 
 BASE_METHODS: Mapping[str, BaseMethod] = MappingProxyType(
@@ -142,9 +144,8 @@ def choose(
         found, about = _with_rows(known, source, task, data, runtime, {**asked, **options})
     else:
         found = known.choose(source, **asked, **options)
-    plain = {key: value for key, value in options.items() if not callable(value)}
     drawn = asdict(data) if known.reads_rows else {}
-    recipe = {**asked, **drawn, **plain, **found.facts}
+    recipe = {**asked, **drawn, **options, **found.facts}
     info = Info(
         base=source.name, method=method, recipe=recipe, versions=versions(), command=runtime.command or None, **about
     )

@@ -72,7 +72,7 @@ def _rounded(number: float) -> float:
 def _thinned(points: Sequence[tuple[float, ...]], *, most: int = 50) -> list[list[float]]:
     """The points, or `most` of them evenly spread from the first to the last: enough for a picture in a file's header."""
     if len(points) > most:
-        points = [points[place] for place in np.linspace(0, len(points) - 1, most).round().astype(int)]
+        points = [points[at] for at in np.linspace(0, len(points) - 1, most).round().astype(int)]
     return [list(point) for point in points]
 
 
@@ -90,10 +90,10 @@ def movement(problem: Problem, _start: Region, *, most: int) -> MethodResult:
 
 def random(problem: Problem, _start: Region, *, most: int, seed: int = 0) -> MethodResult:
     """P1's other comparison: entries drawn at random."""
-    places = {name: place for place, name in enumerate(problem.scope.shapes)}
+    order = {name: number for number, name in enumerate(problem.scope.shapes)}
 
     def drawn(name: str) -> Array:
-        numbers = np.random.default_rng((seed, places[name])).random(problem.scope.shapes[name], dtype=np.float32)
+        numbers = np.random.default_rng((seed, order[name])).random(problem.scope.shapes[name], dtype=np.float32)
         return numbers.reshape(-1)[slice(*problem.slots[name].held)]
 
     return MethodResult(problem.ranking(drawn, most=most))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +24,13 @@ from skillgraft.live.grafted import as_numpy, parameter_names
 from skillgraft.opening.processes import ALONE, Processes
 from skillgraft.opening.shards import is_split, own, own_shape, span, stretch
 from skillgraft.readouts.readout import Encoded, Readout
-from skillgraft.regions.fisher import Labels, fisher_diagonal
-from skillgraft.regions.ranking import Ranking, at_places, bucket_of, starts_of
+from skillgraft.regions.fisher import Averaging, fisher_diagonal
+from skillgraft.regions.ranking import Ranking, at_positions, bucket_of, starts_of
 from skillgraft.values.region import Region, Scope
 
 DENSITY, ROUNDS, DAMP = 0.1, 4, 0.1  # P2's
 Bits = npt.NDArray[np.uint32]
 MaskOf = Callable[[str], npt.NDArray[np.bool_]]
-OnRound = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,8 @@ def least_sensitive(
     density: float = DENSITY,
     rounds: int = ROUNDS,
     damp: float = DAMP,
-    labels: Labels = "sampled",
-    samples: int = 1,
-    seed: int = 0,
-    batch_size: int = 32,
-    on_round: OnRound | None = None,
     processes: Processes = ALONE,
+    **averaging: Unpack[Averaging],
 ) -> Sensed:
     """TaLoS's region: exactly round(density · scope) entries; of equally sensitive ones the first by name and index."""
     if not 0 < damp <= 1 or rounds < 1:
@@ -70,13 +65,8 @@ def least_sensitive(
     fisher: dict[str, Tensor] = {}
     for number in range(1, rounds + 1):
         with multiplied(parameters, _outside(kept), damp):
-            fisher = fisher_diagonal(
-                model, readout, rows, parameters, labels=labels, samples=samples, seed=seed, batch_size=batch_size,
-                processes=processes,
-            )  # fmt: skip
+            fisher = fisher_diagonal(model, readout, rows, parameters, processes=processes, **averaging)
         kept = lowest(fisher, kept, share_of(chosen, density ** (number / rounds)), firsts, processes)
-        if on_round:
-            on_round(number, rounds)
     dead = sum(int((numbers == 0).sum()) for numbers in _numbers(fisher, kept, firsts))
     share = int(processes.summed(torch.tensor(dead))) / share_of(chosen, density)
     facts = {"rounds": rounds, "damp": damp, "insensitive_share": share, "rows": len(rows)}
@@ -90,19 +80,13 @@ def most_sensitive(
     *,
     scope: str = "layers",
     density: float = DENSITY,
-    labels: Labels = "sampled",
-    samples: int = 1,
-    seed: int = 0,
-    batch_size: int = 32,
     processes: Processes = ALONE,
+    **averaging: Unpack[Averaging],
 ) -> Sensed:
     """FISH: the entries with the highest Fisher information."""
     parameters, chosen = in_scope(model, scope)
     count = share_of(chosen, density)
-    fisher = fisher_diagonal(
-        model, readout, rows, parameters, labels=labels, samples=samples, seed=seed, batch_size=batch_size,
-        processes=processes,
-    )  # fmt: skip
+    fisher = fisher_diagonal(model, readout, rows, parameters, processes=processes, **averaging)
 
     def scores(name: str) -> npt.NDArray[np.floating[Any]]:
         return as_numpy(fisher[name])
@@ -176,9 +160,9 @@ def _joined(mine: Region, processes: Processes) -> Region:
     if not processes.split:
         return mine
     starts = dict(zip(mine.scope.shapes, starts_of(mine.scope), strict=False))
-    places = [at.astype(np.int64) + starts[name] for name, at in mine.sites.items()]
-    joined = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *places]))
-    return at_places(mine.scope, np.sort(processes.gathered(joined).numpy()))
+    positions = [at.astype(np.int64) + starts[name] for name, at in mine.sites.items()]
+    joined = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *positions]))
+    return at_positions(mine.scope, np.sort(processes.gathered(joined).numpy()))
 
 
 def _numbers(
