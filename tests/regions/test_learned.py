@@ -16,7 +16,7 @@ from skillgraft.opening.runtime import Runtime
 from skillgraft.regions.learned import START, MaskPlan, SoftMask, learn
 from skillgraft.regions.methods import METHODS, method
 from skillgraft.regions.problem import Problem
-from skillgraft.regions.ranking import Ranking
+from skillgraft.regions.ranking import Ranking, starts_of
 from skillgraft.values.region import Region, Scope
 from tests.regions.toys import BlendedLoss, a_problem, a_start, bert_loss, bert_pair, bert_steps, nothing
 from tests.training.toys import tiny_bert
@@ -131,7 +131,7 @@ def test_budget_order_survivors_then_growth_then_movement(pair: Any) -> None:
         rest[n][torch.from_numpy(np.array(sites, np.int64))] = -1.0
     rest[name][0] = -1.0  # the dropped one is last of all
     assert float(rest[found][int(at[0])]) == max(float(tensor.max()) for tensor in rest.values())
-    assert int(ranking.order[-1]) == int(ranking.starts[ranking.names.index(name)])
+    assert int(ranking.order[-1]) == starts_of(problem.scope)[list(problem.scope.shapes).index(name)]
 
 
 def test_every_method_gives_exactly_its_budget_and_nested_regions(pair: Any) -> None:

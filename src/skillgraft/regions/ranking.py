@@ -13,6 +13,7 @@ import torch
 
 from skillgraft.opening.processes import ALONE, Processes
 from skillgraft.values.region import Indices, Region, Scope, index_dtype
+from skillgraft.values.topmost import Tally, above_and_tied
 
 Array = npt.NDArray[np.floating[Any]]
 # A number for every entry of each parameter: kept, or computed when its turn comes so that never all are in memory.
@@ -141,14 +142,6 @@ def _topmost(score: Array, movement: Array, count: int) -> npt.NDArray[np.bool_]
     return kept
 
 
-def above_and_tied(numbers: Array, count: int) -> tuple[npt.NDArray[np.bool_], Indices]:
-    """Which numbers are above the count-th largest, and where those are that equal it."""
-    edge = np.partition(numbers, len(numbers) - count)[len(numbers) - count]
-    return numbers > edge, np.flatnonzero(numbers == edge)
-
-
-def bucket_of(tally: npt.NDArray[np.int64], count: int) -> tuple[int, int]:
-    """The bucket that holds the `count`-th largest of what was counted, and how many lie in buckets above it."""
-    reached = np.cumsum(tally[::-1])[::-1]
-    bucket = int(np.flatnonzero(reached >= count)[-1])
-    return bucket, int(reached[bucket] - tally[bucket])
+def over(processes: Processes) -> Callable[[Tally], Tally]:
+    """Counts of all processes that a model is split over."""
+    return lambda tally: processes.summed(torch.from_numpy(tally)).numpy()

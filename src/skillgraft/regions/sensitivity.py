@@ -7,7 +7,7 @@ scores would not change, and four rounds would equal one; `damp=1` therefore run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -19,17 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from skillgraft.errors import InputError
-from skillgraft.folders.movement import BUCKETS
 from skillgraft.live.grafted import as_numpy, parameter_names
 from skillgraft.opening.processes import ALONE, Processes
 from skillgraft.opening.shards import is_split, own, own_shape, span, stretch
 from skillgraft.readouts.readout import Encoded, Readout
 from skillgraft.regions.fisher import Averaging, fisher_diagonal
-from skillgraft.regions.ranking import Ranking, at_positions, bucket_of, starts_of
+from skillgraft.regions.ranking import Ranking, at_positions, over, starts_of
 from skillgraft.values.region import Region, Scope
+from skillgraft.values.topmost import Bits, edge_of
 
 DENSITY, ROUNDS, DAMP = 0.1, 4, 0.1  # P2's
-Bits = npt.NDArray[np.uint32]
 MaskOf = Callable[[str], npt.NDArray[np.bool_]]
 
 
@@ -126,23 +125,16 @@ def lowest(
     """
 
     def patterns() -> Iterator[Bits]:
-        # None is below 0, so that their bits sort as the numbers do.
-        return (each.astype(np.float32, copy=False).view(np.uint32) for each in _numbers(fisher, kept, firsts))
+        # None is below 0, so that their bits sort as the numbers do; turned over, the least sensitive are the largest.
+        return (~each.astype(np.float32, copy=False).view(np.uint32) for each in _numbers(fisher, kept, firsts))
 
-    tally = _tally(patterns(), lambda bits: bits >> np.uint32(16), processes)
-    most = int(tally.sum()) - count + 1  # the `count`-th lowest is so many-th of the highest
-    leading, above = bucket_of(tally, most)
-    within = (bits[bits >> np.uint32(16) == leading] for bits in patterns())
-    tally = _tally(within, lambda bits: bits & np.uint32(0xFFFF), processes)
-    rest, above_rest = bucket_of(tally, most - above)
-    edge = np.uint32(leading << 16 | rest)
-    ties = int(tally[rest]) + above + above_rest - most + 1  # of those at the edge, so many are among the lowest
-    equal = {name: int((bits == edge).sum()) for name, bits in zip(kept.sites, patterns(), strict=True)}
-    taken = processes.shared_out({name: equal.get(name, 0) for name in kept.scope.shapes}, ties)
+    edge = edge_of(patterns, count, over(processes))
+    equal = {name: int((bits == edge.bits).sum()) for name, bits in zip(kept.sites, patterns(), strict=True)}
+    taken = processes.shared_out({name: equal.get(name, 0) for name in kept.scope.shapes}, edge.ties)
     sites = {}
     for (name, at), bits in zip(kept.sites.items(), patterns(), strict=True):
-        chosen = bits < edge
-        chosen[np.flatnonzero(bits == edge)[: taken[name]]] = True
+        chosen = bits > edge.bits
+        chosen[np.flatnonzero(bits == edge.bits)[: taken[name]]] = True
         sites[name] = at[chosen]
     return Region(kept.scope, {name: at for name, at in sites.items() if len(at)})
 
@@ -171,14 +163,6 @@ def _numbers(
     """Each tensor's kept numbers."""
     for name, at in kept.sites.items():
         yield as_numpy(fisher[name]).reshape(-1)[at - firsts.get(name, 0)]
-
-
-def _tally(patterns: Iterable[Bits], part: Callable[[Bits], Bits], processes: Processes) -> npt.NDArray[np.int64]:
-    found = np.zeros(BUCKETS, np.int64)
-    for bits in patterns:
-        found += np.bincount(part(bits), minlength=BUCKETS)
-    summed: npt.NDArray[np.int64] = processes.summed(torch.from_numpy(found)).numpy()
-    return summed
 
 
 def _outside(region: Region) -> MaskOf:

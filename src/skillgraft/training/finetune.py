@@ -194,7 +194,7 @@ def finetune(
     if processes.is_main:
         atomic.check_target(target)
     opened = TaskModel.open(
-        base, loaded, data=data, dtype=format, device=device, splits=SPLITS[:1], optional=SPLITS[1:],
+        base, loaded, data=data, dtype=format, device=device, splits=SPLITS,
         attention="eager" if plan.method == "linear" else None, seed=plan.seed, shard=runtime.shard,
     )  # fmt: skip
     if start is not None:
