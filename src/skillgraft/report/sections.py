@@ -27,8 +27,8 @@ from skillgraft.report.blocks import (
 )
 from skillgraft.report.figures import reliability_diagram
 from skillgraft.report.json_artefacts import ScaleCurves, Scores
+from skillgraft.report.overview import charts, in_order, people_names, share_in_words
 from skillgraft.report.sheet import Cell, Sheet
-from skillgraft.report.story import charts, in_order, people_names, share_in_words
 from skillgraft.report.value_sheets import (
     DISENTANGLEMENT,
     confidence_sheet,
