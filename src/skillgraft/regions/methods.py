@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,9 +38,31 @@ class MethodResult:
     wider: Callable[[int], Ranking] | None = None
 
 
-# (problem, start, *, most, **options) -> MethodResult. `most` is the largest budget that will be asked for; `start` is γ_base,
-# which only the learned region uses.
-Method = Callable[..., MethodResult]
+@dataclass(frozen=True)
+class RegionMethod:
+    """One row of the table: a search `(problem, start, *, most, **options) -> MethodResult`, and what it needs.
+
+    `most` is the largest budget that will be asked for; `start` is γ_base, which only the learned region uses. `handed_on` is
+    whose keywords its options are, where they are not the search's own. `draws`: it takes a seed. `step_rows` are the rows of a
+    step where it likes few; `balanced`: with as many of each class. `one_budget`: its search serves one budget alone.
+    """
+
+    search: Callable[..., MethodResult]
+    handed_on: Callable[..., Any] | None = None
+    draws: bool = False
+    step_rows: int | None = None
+    balanced: bool = False
+    one_budget: bool = False
+
+    def __call__(self, problem: Problem, start: Region, *, most: int, **options: Any) -> MethodResult:
+        return self.search(problem, start, most=most, **options)
+
+    @property
+    def options(self) -> list[str]:
+        """The names of its options."""
+        taken = inspect.signature(self.handed_on or self.search).parameters.values()
+        ours = ("most", "budget", "entries", "progress")
+        return [one.name for one in taken if one.kind is one.KEYWORD_ONLY and one.name not in ours]
 
 
 def learned(
@@ -126,34 +147,21 @@ def _go(problem: Problem, share: float) -> None:
             problem.write(name, torch.add(reference, change, alpha=share), low, high)
 
 
-STEP_ROWS: Mapping[str, int] = MappingProxyType({"budgeted": ROWS})  # the rows of a step where a method likes few
-BALANCED = frozenset({"budgeted"})  # the methods whose steps have as many rows of each class
-ONE_BUDGET = frozenset({"budgeted"})  # the methods whose search serves one budget alone
-SEEDED = frozenset({"learned", "random"})  # the methods that draw something
 # A plain table: a method of one's own is one more row, added from anywhere.
-METHODS: dict[str, Method] = {
-    "learned": learned,
-    "budgeted": budgeted,
-    "movement": movement,
-    "random": random,
-    "attribution": attribution,
+METHODS: dict[str, RegionMethod] = {
+    "learned": RegionMethod(learned, MaskPlan, draws=True),
+    "budgeted": RegionMethod(budgeted, learn_within_budget, step_rows=ROWS, balanced=True, one_budget=True),
+    "movement": RegionMethod(movement),
+    "random": RegionMethod(random, draws=True),
+    "attribution": RegionMethod(attribution),
 }
 
 
-# Whose keywords a method's options are, where the method hands them on.
-_HANDED_ON: Mapping[str, Callable[..., Any]] = MappingProxyType({"learned": MaskPlan, "budgeted": learn_within_budget})
-
-
-def method(name: str, options: Iterable[str] = ()) -> Method:
+def method(name: str, options: Iterable[str] = ()) -> RegionMethod:
     """A method by name; it must take all of these options."""
     if name not in METHODS:
         raise InputError(f"unknown method {name!r}; {did_you_mean(name, METHODS)}")
-    taken = inspect.signature(_HANDED_ON.get(name, METHODS[name])).parameters.values()
-    known = [
-        one.name
-        for one in taken
-        if one.kind is one.KEYWORD_ONLY and one.name not in ("most", "budget", "entries", "progress")
-    ]
+    known = METHODS[name].options
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known) if known else "it has no settings"
