@@ -23,7 +23,7 @@ _HALF, _LOW = np.uint32(16), np.uint32(BUCKETS - 1)
 
 
 @dataclass(frozen=True)
-class Edge:
+class TopEdge:
     """Where the topmost numbers end: the bits of the least, how many of its equals are taken, the leading bits of the largest."""
 
     bits: np.uint32
@@ -31,7 +31,7 @@ class Edge:
     peak: int
 
 
-def edge_of(patterns: Callable[[], Iterable[Bits]], count: int, summed: Callable[[Tally], Tally] = lambda t: t) -> Edge:
+def edge_of(patterns: Callable[[], Iterable[Bits]], count: int, summed: Callable[[Tally], Tally] = lambda t: t) -> TopEdge:
     """The edge of the `count` largest. `patterns` gives the numbers' bits, part by part, each time that it is called.
 
     They are counted by their leading half, and those of the edge's bucket by the other. `summed` adds up what several processes
@@ -41,7 +41,7 @@ def edge_of(patterns: Callable[[], Iterable[Bits]], count: int, summed: Callable
     leading, above = bucket_of(tally, count)
     rests = summed(_tally(bits[bits >> _HALF == leading] & _LOW for bits in patterns()))
     rest, above_rest = bucket_of(rests, count - above)
-    return Edge(np.uint32(leading << 16 | rest), count - above - above_rest, int(np.flatnonzero(tally)[-1]))
+    return TopEdge(np.uint32(leading << 16 | rest), count - above - above_rest, int(np.flatnonzero(tally)[-1]))
 
 
 def bucket_of(tally: Tally, count: int) -> tuple[int, int]:
