@@ -31,7 +31,9 @@ class TopEdge:
     peak: int
 
 
-def edge_of(patterns: Callable[[], Iterable[Bits]], count: int, summed: Callable[[Tally], Tally] = lambda t: t) -> TopEdge:
+def edge_of(
+    patterns: Callable[[], Iterable[Bits]], count: int, summed: Callable[[Tally], Tally] = lambda t: t
+) -> TopEdge:
     """The edge of the `count` largest. `patterns` gives the numbers' bits, part by part, each time that it is called.
 
     They are counted by their leading half, and those of the edge's bucket by the other. `summed` adds up what several processes
