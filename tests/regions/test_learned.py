@@ -158,12 +158,12 @@ def test_attributions_add_up_to_the_loss_that_goes_away(pair: Any) -> None:
     ranking_scores: dict[str, np.ndarray] = {}
 
     class Spy(Ranking):
-        def __init__(self, scope: Scope, scores: Any, movements: Any, *, most: int) -> None:
+        def __init__(self, scope: Scope, scores: Any, movements: Any, **rest: Any) -> None:
             ranking_scores.update(scores)
-            super().__init__(scope, scores, movements, most=most)
+            super().__init__(scope, scores, movements, **rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skillgraft.regions.methods.Ranking", Spy)
+        patch.setattr("skillgraft.regions.problem.Ranking", Spy)
         METHODS["attribution"](problem, a_start(problem), most=5, points=64)
     with problem.borrowed():
         problem.put_on(Region(problem.scope, {}))
