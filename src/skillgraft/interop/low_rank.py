@@ -62,7 +62,7 @@ class MatrixDelta:
     @property
     def misses(self) -> Array:
         """Where adding the change does not give `after`."""
-        return bits(self.landed) != bits(self.after)
+        return np.not_equal(bits(self.landed), bits(self.after))
 
     @property
     def remainder(self) -> MatrixDelta:
