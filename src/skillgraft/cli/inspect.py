@@ -9,6 +9,7 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import Json
+from skillgraft.errors import listed
 
 
 def run(
@@ -64,7 +65,10 @@ def _chat(chat: dict[str, Any]) -> list[str]:
         else []
     )
     stops = ", ".join(f"{key} {value}" for key, value in chat.get("generation", {}).items())
-    return [*template, *([f"generation: {stops}"] if stops else [])]
+    tokens = [f"{token['content']!r:.40} ({token['id']})" for token in chat.get("tokens", [])]
+    roles = ", ".join(f"{role} {text!r:.40}" for role, text in chat.get("roles", {}).items())
+    named = {"generation": stops, f"new tokens, {len(tokens):,}": listed(tokens, most=20), "tokenizer": roles}
+    return [*template, *(f"{what}: {found}" for what, found in named.items() if found)]
 
 
 def _short(value: Any) -> str:
