@@ -18,6 +18,7 @@ from typing import Any
 from skillgraft.errors import InputError, listed
 from skillgraft.folders.checkpoint import Checkpoint, renamed
 from skillgraft.folders.ledger import settings_of
+from skillgraft.folders.tokens import tokens_of
 from skillgraft.values.graft import Graft
 from skillgraft.values.names import body_prefix
 from skillgraft.values.numbers import Array, is_float
@@ -86,12 +87,12 @@ def in_words(graft: Graft | GraftStream) -> list[str]:
     tails = [
         f"{len(rows)} to {tail.tensor}, after row {tail.first - 1}" for tail, rows in tails_of(graft.heads).items()
     ]
-    tokens = graft.info.get("chat", {}).get("tokens", [])
+    tokens = tokens_of(graft.info.get("chat", {}))
     prefix = f"names that begin with {graft.info.text('prefix')!r}" if graft.info.text("prefix") else ""
     kinds = {
         "bring whole": heads,
         "append rows": tails,
-        "add tokens": [repr(t.get("content"))[:40] for t in tokens if isinstance(t, dict)],
+        "add tokens": [repr(token["content"])[:40] for token in tokens],
         "take away, where the model has them": sorted(map(str, graft.info.get("removed", []))),
         "set in config.json": [f"{key} = {reprlib.repr(value)}" for key, value in sorted(settings_of(graft).items())],
         "give the body": [prefix] if prefix else [],
@@ -167,8 +168,8 @@ def refuse_other_tails(source: Checkpoint, graft: Graft | GraftStream, *, file: 
     tails, size = tails_of(graft.heads), vocabulary_size(graft.heads)
     stated = graft.info.get("config", {}).get("vocab_size", size)
     if stated != size:
-        found = f"its new rows make {size}" if size else "it brings no new rows"
-        raise InputError(f"{file} would set vocab_size in config.json to {stated!r:.40}, but {found}")
+        found = f"they make {size}, not {stated!r:.40}" if size else "it brings none"
+        raise InputError(f"{file} would set 'vocab_size' in config.json, which must be what its new rows make: {found}")
     for tail, rows in tails.items():
         if problem := _tail_problem(source, tail, rows):
             raise InputError(f"{file} would append rows to {tail.tensor!r:.200}, which {problem}")

@@ -81,6 +81,12 @@ def check_tokens(chat: Mapping[str, Any], file: str) -> None:
         raise InputError(f"{file}: two of its tokens have one number or one text: {listed(twice)}")
 
 
+def tokens_of(chat: Mapping[str, Any]) -> list[Token]:
+    """The tokens of an unchecked `chat` item that are sound enough to be shown."""
+    tokens = chat.get("tokens", [])
+    return [token for token in tokens if _is_token(token)] if isinstance(tokens, list) else []
+
+
 def check_new(folder: Path, chat: Mapping[str, Any], *, rows: int | None, file: str) -> None:
     """Raise unless the folder's tokenizer can take these tokens, each with a row among the model's `rows`."""
     tokens = chat.get("tokens", [])
