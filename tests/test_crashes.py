@@ -18,7 +18,7 @@ import pytest
 
 from skillgraft.compose.rules import combined
 from skillgraft.errors import RunError, SkillgraftError
-from skillgraft.files import graft_file, tensors
+from skillgraft.files import graft_file, system
 from skillgraft.files.graft_stream import open_stream, save_stream
 from skillgraft.folders.apply import Named, apply
 from skillgraft.folders.extract import extract, extracted
@@ -283,7 +283,7 @@ def test_folder_that_another_user_may_not_write(action, root, tmp_path):
 def test_tuned_truncated_while_it_is_read(keep, leased, root, tmp_path, monkeypatch):
     """In place: an error, not a dead process, whether it is mapped (under a lease) or read."""
     if not leased:
-        monkeypatch.setattr(tensors, "_lease", lambda _: False)
+        monkeypatch.setattr(system, "lease", lambda _: False)
     tuned = shutil.copytree(root / "tuned", tmp_path / "tuned")
 
     def cut(_done: int, _size: int) -> None:

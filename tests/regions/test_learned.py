@@ -158,9 +158,9 @@ def test_attributions_add_up_to_the_loss_that_goes_away(pair: Any) -> None:
     ranking_scores: dict[str, np.ndarray] = {}
 
     class Spy(Ranking):
-        def __init__(self, scope: Scope, scores: Any, movements: Any, **rest: Any) -> None:
+        def __init__(self, scope: Scope, scores: Any, movements: Any, **options: Any) -> None:
             ranking_scores.update(scores)
-            super().__init__(scope, scores, movements, **rest)
+            super().__init__(scope, scores, movements, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("skillgraft.regions.problem.Ranking", Spy)
