@@ -31,6 +31,9 @@ _machine_option = partial(typer.Option, rich_help_panel="Machine")
 Base = Annotated[Path, typer.Argument(metavar="BASE", help="The pre-trained model: folder (safetensors) or hub name.")]
 GraftFile = Annotated[Path, typer.Argument(metavar="G", help="A graft file, or a hub name.")]
 GraftFiles = Annotated[list[Path], typer.Argument(metavar="G...", help="Graft files, or hub names.")]
+NamedGrafts = Annotated[
+    list[str], typer.Argument(metavar="G...", help="Graft files, or hub names; NAME=G to call one so.")
+]
 Out = Annotated[Path, typer.Option("-o", "--out", help="Where to write; must not exist.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 NoSync = Annotated[

@@ -68,7 +68,7 @@ def _without_folders(word: str) -> str:
     return f"{option}{sign}{AS.join(names)}"
 
 
-def load_graft(path: Path) -> Graft:
+def load_graft(path: str | Path) -> Graft:
     from skillgraft.values.graft import Graft
 
     return Graft.load(path)
