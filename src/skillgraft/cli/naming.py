@@ -4,7 +4,8 @@
     scales(["0.5", "films=2"])           # ("0.5", {"films": 2.0})
 
 What exists is a path, whatever its name holds; so is what has a `/` before its `=`. Refused: an empty name or path, names of
-other characters than letters, digits, `_`, `.` and `-` (a sum is written with `+`), one name for two.
+other characters than letters, digits, `_`, `.` and `-` (a sum is written with `+`), but for a seed at the end (`full@0`);
+one name for two.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def number(text: str, *, also: str = "") -> float:
 def _check_name(name: str, text: str) -> None:
     from skillgraft.serve.names import is_name
 
-    if not is_name(name):
-        raise InputError(
-            f"{text!r}: a name has letters, digits, '_', '.' and '-', at most 100; found {name!r}; a path with '=' must exist"
-        )
+    skill, sign, seed = name.partition("@")
+    if not is_name(skill) or (sign and not seed.isdecimal()):
+        rule = "a name has letters, digits, '_', '.' and '-', at most 100, and may end with a seed, as full@0"
+        raise InputError(f"{text!r}: {rule}; found {name!r}; a path with '=' must exist")

@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args
 from skillgraft.errors import InputError, did_you_mean
 from skillgraft.files import atomic
 from skillgraft.files.regular import CONFIG_BYTES, read_text
-from skillgraft.measure.intervals import ENOUGH_SEEDS, seed_std
+from skillgraft.measure.intervals import seed_std
 from skillgraft.values import escaping, strict_json
 from skillgraft.values.info import FORMATS
-from skillgraft.values.printing import Unit, shown
+from skillgraft.values.printing import ENOUGH_SEEDS, Unit, shown
 
 FORMAT = FORMATS["result"]
 Look = Literal["table", "lines", "bars", "heatmap"]

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 Unit = Literal["percent", "number", "bytes"]
+ENOUGH_SEEDS = 5  # below, every seed's own number is shown; from then on their standard deviation
 SCORE_COLUMNS = ("score", "ECE", "NLL", "agreement", "share kept", "relative gain")
 
 
@@ -46,7 +47,8 @@ def score_table(title: str, models: Mapping[str, Any]) -> list[str]:
 def score_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
     """One model's cells, in the order of SCORE_COLUMNS; shares and rates in percent, with intervals."""
     percents = [_percent(one.get(key)) for key in ("score", "ece", "agreement", "share_kept", "relative_gain")]
-    return (*percents[:2], f"{one['nll']['value']:.3f}", *percents[2:])
+    nll = {key: one["nll"].get(key) for key in ("value", "std")} | {"seeds": one["nll"].get("seeds", ())}
+    return (*percents[:2], _loss(nll, 3), *percents[2:])
 
 
 COMPLETION_COLUMNS = (
@@ -71,9 +73,21 @@ def completion_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _loss(found: Any, digits: int) -> str:
-    low, high = found.get("low"), found.get("high")
-    ends = f" [{low:.{digits}f}, {high:.{digits}f}]" if low is not None else ""
-    return f"{found['value']:.{digits}f}{ends}"
+    return _with_ends(found, 1, digits)
+
+
+def _with_ends(found: Any, factor: float, digits: int) -> str:
+    """`84.7 [82.4, 86.9]`; of a mean `84.7 [82.4, 86.9] (84.1, 85.3)`, from five seeds on `84.7 ± 0.6 [82.4, 86.9]`."""
+
+    def text(number: float) -> str:
+        return f"{factor * number:.{digits}f}"
+
+    seeds, low, high = found.get("seeds", ()), found.get("low"), found.get("high")
+    enough = len(seeds) >= ENOUGH_SEEDS
+    spread = f" ± {text(found['std'])}" if enough else ""
+    ends = f" [{text(low)}, {text(high)}]" if low is not None else ""
+    every = f" ({', '.join(map(text, seeds))})" if seeds and not enough else ""
+    return f"{text(found['value'])}{spread}{ends}{every}"
 
 
 def answer_lines(rows: Sequence[Mapping[str, str]]) -> list[str]:
@@ -94,8 +108,7 @@ def _one_line(text: str, most: int = 160) -> str:
 def _percent(found: Any) -> str:
     if not found or found.get("value") is None:
         return "-"
-    value = f"{100 * found['value']:.1f}"
-    return f"{value} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]" if found.get("low") is not None else value
+    return _with_ends(found, 100, 1)
 
 
 def shown(value: float, unit: Unit) -> str:
