@@ -90,6 +90,13 @@ ROWS_AND_TESTS: Shared = {"test_rows": (TestRows, None), **ROWS}
 MACHINE: Shared = {"device": (DeviceName, None), "dtype": (FormatName, None)}
 MACHINES: Shared = {**MACHINE, "shard": (Shard, False)}
 
+_table_option = partial(typer.Option, rich_help_panel="Tables", metavar="FILE")
+TABLES: Shared = {
+    "csv": (Annotated[Path | None, _table_option("--csv", help="Also as CSV, a line for each number, in full.")], None),
+    "latex": (Annotated[Path | None, _table_option("--latex", help="Also as LaTeX tables (booktabs).")], None),
+}
+TablesAsked = dict[str, Path | None]
+
 
 def sharing(**groups: Shared) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A verb whose parameters of these names are filled from several options each; `data` becomes a `Data`, others a dict."""

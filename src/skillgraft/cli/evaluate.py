@@ -13,11 +13,13 @@ from skillgraft.cli import naming, output
 from skillgraft.cli.arguments import (
     MACHINE,
     ROWS_AND_TESTS,
+    TABLES,
     Convert,
     Json,
     MachineAsked,
     ModelName,
     RowsAsked,
+    TablesAsked,
     TaskNames,
     sharing,
 )
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from skillgraft.tasks.data import Data
 
 
-@sharing(data=ROWS_AND_TESTS, run_as=MACHINE)
+@sharing(data=ROWS_AND_TESTS, tables=TABLES, run_as=MACHINE)
 def run(
     base: ModelName,
     task: TaskNames,
@@ -66,6 +68,7 @@ def run(
     json: Json = False,
     *,
     data: RowsAsked,
+    tables: TablesAsked,
     run_as: MachineAsked,
 ) -> None:
     """Measure base, tuned models and grafts on tasks.
@@ -94,6 +97,7 @@ def run(
     ):
         if asked_for and not there:
             raise InputError(f"{option} needs {needs}, and none is given: give one or leave out {option}")
+    output.check_tables(tables)
     folders, files = (naming.by_name(given or [], naming.last_part) for given in (tuned, graft))
     if record and any(map(HubName.of, files.values())):
         raise InputError("--record writes into graft files: download the graft first, and give the file")
@@ -124,6 +128,11 @@ def run(
         found.save(save)
     facts = found.as_json(split=split)
     results = facts["tasks"]
+    if any(tables.values()):
+        from skillgraft.report.score_sheets import evaluation_sheets
+        from skillgraft.report.table_files import write_tables
+
+        write_tables(evaluation_sheets(facts), tables)
     if record:
         _record(files, results, split)
     examples = found.examples(answers)

@@ -68,6 +68,18 @@ def _without_folders(word: str) -> str:
     return f"{option}{sign}{AS.join(names)}"
 
 
+def check_tables(tables: Mapping[str, Path | None]) -> None:
+    """Before any work: the files for tables can be written, and are not one."""
+    from skillgraft.errors import InputError
+    from skillgraft.files import atomic
+
+    files = [path for path in tables.values() if path is not None]
+    if len(set(files)) < len(files):
+        raise InputError(f"--csv and --latex would both write {files[0]}: give each a file of its own")
+    for path in files:
+        atomic.check_target(path)
+
+
 def load_graft(path: str | Path) -> Graft:
     from skillgraft.values.graft import Graft
 

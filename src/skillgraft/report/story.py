@@ -5,13 +5,14 @@ reviews: 10,647 numbers, 159.1 kB, keep 97 % of the accuracy (base 75.0, tuned 9
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from skillgraft.measure.evaluate import role_of
 from skillgraft.report.artefacts import Artefact, Found, short_names
 from skillgraft.report.blocks import Block, Drawing, Grid, Text
 from skillgraft.report.json_artefacts import ROLES, Role, Scores
+from skillgraft.report.score_sheets import in_order, people_names
 from skillgraft.report.sheet import Cell, Sheet
 from skillgraft.report.value_sheets import NOT_MEASURED, share_sheet
 from skillgraft.values.printing import human_bytes, shown
@@ -147,18 +148,6 @@ def _labelled(scores: Scores) -> dict[str, Cell]:
 
 def _is_for(role: Role, task: str) -> bool:
     return role.role in ("", "base", "sum", "forgotten") or not role.tasks or task in role.tasks
-
-
-def in_order(label: str) -> int:
-    """Base first, then tuned, then grafts; what is none of these at the end."""
-    return ROLES.index(label) if label in ROLES else len(ROLES)
-
-
-def people_names(names: Iterable[str]) -> dict[str, str]:
-    """Models as people name them: without the file's ending, where that tells them apart."""
-    given = list(names)
-    short = [name.removesuffix(".safetensors") for name in given]
-    return {name: cut if short.count(cut) == 1 else name for name, cut in zip(given, short, strict=True)}
 
 
 def share_in_words(share: float) -> str:
