@@ -40,7 +40,7 @@ def run(
     with output.progress("applying") as progress:
         chosen = [Named(each.path, each.shown) for each in given]
         outcome = apply(base, *chosen, out=out, scale=factors, head=head, sync=not no_sync, progress=progress)
-    lines = [f"{out}: {outcome.entries:,} entries and {len(outcome.whole)} whole tensors written"]
+    lines = [f"{out}: {output.amounts(outcome)} written"]
     lines += [f"whole tensors: {listed(outcome.whole, most=20)}"] if outcome.whole else []
     lines += output.digest_lines(outcome.digests)
     lines += [f"left out, weights in another format: {', '.join(outcome.left_out)}"] if outcome.left_out else []

@@ -41,7 +41,13 @@ def score_table(title: str, models: Mapping[str, Any]) -> list[str]:
         return _completion_table(title, models)
     rows = [(name, *score_cells(one)) for name, one in models.items()]
     header = [f"{title} ({first['n']} rows)", first["metric"], *SCORE_COLUMNS[1:]]
-    return [*columns(rows, header=header), f"majority class: {100 * first['majority']:.1f}"]
+    return [*columns(rows, header=header), f"majority class: {100 * first['majority']:.1f}", *_why_no_gain(models)]
+
+
+def _why_no_gain(models: Mapping[str, Any]) -> list[str]:
+    """The reasons why a relative gain is missing, each once."""
+    missing = [one["relative_gain"] for one in models.values() if "relative_gain" in one]
+    return [f"no relative gain: {why}" for why in dict.fromkeys(each.get("reason", "") for each in missing) if why]
 
 
 def score_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
@@ -109,6 +115,11 @@ def _percent(found: Any) -> str:
     if not found or found.get("value") is None:
         return "-"
     return _with_ends(found, 100, 1)
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """`1 whole tensor`, `4 whole tensors`."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def shown(value: float, unit: Unit) -> str:
