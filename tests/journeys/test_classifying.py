@@ -15,7 +15,7 @@ from tests.journeys.terminal import Terminal
 from tests.readouts import making
 
 pytestmark = pytest.mark.long
-TUNING = "--shots 8 --optimizer adamw --lr 1e-3 --batch-size 8 --steps 25"
+TUNING = "--shots 3 --optimizer adamw --lr 1e-3 --batch-size 4 --steps 25"
 
 
 def messages(good: str, bad: str) -> str:

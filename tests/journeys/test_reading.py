@@ -37,7 +37,7 @@ def test_the_report_fits_a_screen_and_a_phone(terminal: Terminal, width: int) ->
         page.goto((terminal.folder / "page.html").as_uri())
         page.wait_for_timeout(1500)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        first = page.locator("p.lead").first
+        first = page.locator("p.skill").first
         assert "skill" in first.inner_text()
         assert first.bounding_box()["y"] < 800
         page.screenshot(path=terminal.folder / f"page-{width}.png", full_page=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from skillgraft.measure.comparisons import LEAST_GAIN
 from skillgraft.measure.evaluate import role_of
 from skillgraft.report.artefacts import Artefact, Found, short_names
 from skillgraft.report.blocks import Block, Drawing, Grid, Text
@@ -59,7 +60,16 @@ def _keeps(scores: Scores, model: str) -> str:
     found = {label: scores.models[name]["score"].value for label, name in names.items() if name}
     ece = [cell.value for name in (names["tuned"], model) if name and (cell := scores.models[name].get("ece"))]
     surer = f"; ECE {' → '.join(shown(value, 'percent') for value in ece if value is not None)} %"
-    return f"{_share(scores, found)} ({_listed(found, scores)}){_on(scores)}{surer if len(ece) == 2 and None not in ece else ''}"
+    confidence = surer if len(ece) == 2 and None not in ece else ""
+    return f"{_share(scores, found)} ({_listed(found, scores)}){_on(scores)}{confidence}{_no_skill(scores, found)}"
+
+
+def _no_skill(scores: Scores, found: Mapping[str, float | None]) -> str:
+    """Where tuned is hardly better than the base, a share of its score says nothing."""
+    base, tuned = found.get("base"), found.get("tuned")
+    if scores.unit != "percent" or base is None or tuned is None or tuned - base >= LEAST_GAIN:
+        return ""
+    return f"; tuned is not {100 * LEAST_GAIN:g} points better than the base, so there was no skill to keep"
 
 
 def _share(scores: Scores, found: Mapping[str, float | None]) -> str:

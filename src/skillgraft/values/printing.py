@@ -41,7 +41,13 @@ def score_table(title: str, models: Mapping[str, Any]) -> list[str]:
         return _completion_table(title, models)
     rows = [(name, *score_cells(one)) for name, one in models.items()]
     header = [f"{title} ({first['n']} rows)", first["metric"], *SCORE_COLUMNS[1:]]
-    return [*columns(rows, header=header), f"majority class: {100 * first['majority']:.1f}", *_why_no_gain(models)]
+    return [*_filled(rows, header), f"majority class: {100 * first['majority']:.1f}", *_why_no_gain(models)]
+
+
+def _filled(rows: Sequence[Sequence[str]], header: Sequence[str]) -> list[str]:
+    """The table without columns of which nothing is known."""
+    kept = [at for at in range(len(header)) if any(row[at] != "-" for row in rows)]
+    return columns([[row[at] for at in kept] for row in rows], header=[header[at] for at in kept])
 
 
 def _why_no_gain(models: Mapping[str, Any]) -> list[str]:
@@ -67,7 +73,7 @@ def _completion_table(title: str, models: Mapping[str, Any]) -> list[str]:
     """Models as rows: losses and shares of completions, what is kept of tuned; what was cut below."""
     first = next(iter(models.values()))
     rows = [(name, *completion_cells(one)) for name, one in models.items()]
-    lines = columns(rows, header=[f"{title} ({first['n']} rows, {first['tokens']:,} tokens)", *COMPLETION_COLUMNS])
+    lines = _filled(rows, [f"{title} ({first['n']} rows, {first['tokens']:,} tokens)", *COMPLETION_COLUMNS])
     cut = f"{first['cut_rows']} rows lost {first['cut_tokens']:,} tokens to fit the window" if first["cut_rows"] else ""
     return [*lines, *filter(None, [cut])]
 
