@@ -11,6 +11,7 @@ import io
 import json
 import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from skillgraft.predictions.predictions import Predictions
 from skillgraft.report.sheet import Cell, Result, Sheet, save_result
 from skillgraft.tasks.task_file import CATALOGUE
 from skillgraft.values.region import Region
-from tests.model_folders import QUERY, moved, write_folder
+from skillgraft.values.tails import tail_name
+from tests.model_folders import EMBEDDING, QUERY, moved, write_folder
 
 from . import bundles
 from .targets import (
@@ -64,6 +66,12 @@ def grafts() -> None:
         put("graft", name, dense.read_bytes())
     for name in ("exact", "arithmetic"):
         put("streamed", name, (CORPUS / "graft" / name).read_bytes())
+    rows = {tail_name(EMBEDDING, 11): np.ones((2, 4), np.float32)}
+    new = {"id": 11, "content": "<|im_end|>", "special": True}
+    tails = replace(small, heads=rows).with_info(chat={"tokens": [new], "roles": {"eos_token": "<|im_end|>"}})
+    graft_file.save(tails, dense, overwrite=True)
+    for kind in ("graft", "streamed"):
+        put(kind, "tails", dense.read_bytes())
     stream = found.stream()
     packed.save_packed(stream, home() / "packed.safetensors", metadata=graft_file.packed_metadata_of(stream))
     put("streamed", "packed", (home() / "packed.safetensors").read_bytes())
@@ -79,6 +87,10 @@ def folders() -> None:
         folder = write_folder(home() / f"model{shards}", moved(tensors()), shards=shards, config=SIZES)
         (folder / "README.md").write_text("# A model\n")
         put("model", f"tuned-{shards}", bundles.pack(bundles.read(folder, MODEL), MODEL))
+    longer = moved(tensors())
+    longer[EMBEDDING] = np.concatenate([longer[EMBEDDING], np.ones((2, 4), np.float32)])
+    folder = write_folder(home() / "longer", longer, config={**SIZES, "vocab_size": 13})
+    put("model", "longer", bundles.pack(bundles.read(folder, MODEL), MODEL))
     put("model", "base", bundles.pack(bundles.read(home() / "base", MODEL), MODEL))
     apply(home() / "base", graft(), out=home() / "grafted")
     put("grafted", "one", bundles.pack(bundles.read(home() / "grafted", GRAFTED), GRAFTED))

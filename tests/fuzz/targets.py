@@ -67,6 +67,7 @@ SIZES: Mapping[str, object] = {
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-12,
 }
+TOKENIZER = '{"model": {"vocab": {"good": 0, "bad": 1}}, "added_tokens": [{"id": 10, "content": "[MASK]"}]}'
 _SHARED_MEMORY = Path("/dev/shm")  # where there is one, files cost no disk
 _COLUMNS = {".npz": ("image", "label"), ".txt": ("text",)}
 
@@ -87,6 +88,7 @@ def home() -> Path:
     room = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="skillgraft-fuzz-", dir=room))
     write_folder(folder / "base", tensors(), config=SIZES)
+    (folder / "base" / "tokenizer.json").write_text(TOKENIZER)
     with_head = {**tensors(), "classifier.weight": tensors()["cls.weight"]}
     write_folder(folder / "tuned", moved(with_head), config=SIZES)
     graft_file.save(extract(folder / "base", folder / "tuned"), folder / "graft.safetensors")

@@ -26,11 +26,11 @@ from skillgraft.report.blocks import (
     shown_sheet,
     table_of,
 )
-from skillgraft.report.calibration import reliability_diagram, reliability_sheet
+from skillgraft.report.figures import reliability_diagram
 from skillgraft.report.json_artefacts import ScaleCurves, Scores
+from skillgraft.report.overview import charts, share_in_words
 from skillgraft.report.score_sheets import people_names, score_sheet
 from skillgraft.report.sheet import Sheet
-from skillgraft.report.story import charts, share_in_words
 from skillgraft.report.value_sheets import (
     DISENTANGLEMENT,
     confidence_sheet,
@@ -39,6 +39,7 @@ from skillgraft.report.value_sheets import (
     curves_sheet,
     density_sheet,
     region_sheet,
+    reliability_sheet,
     sizes_sheet,
 )
 from skillgraft.values.graft import Graft
