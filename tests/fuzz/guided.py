@@ -20,14 +20,14 @@ def fuzz(name: str, seconds: int, work: Path) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["skillgraft"]):
-        from . import run, targets
+        from . import room, run, targets
     target = targets.TARGETS[name]
     corpus = work / name
     corpus.mkdir(parents=True, exist_ok=True)
     for seed, content in targets.seeds(name).items():
         if not (corpus / seed).exists():
             (corpus / seed).write_bytes(content)
-    targets.home()
+    room.home()
 
     def one(content: bytes) -> None:
         if content:
@@ -53,7 +53,8 @@ def main() -> int:
     if given.target:
         fuzz(given.target, given.seconds, given.work.resolve())
         return 0
-    from .targets import TARGETS, home
+    from .room import home
+    from .targets import TARGETS
 
     shutil.rmtree(home(), ignore_errors=True)
     share = str(max(1, given.seconds // len(TARGETS)))

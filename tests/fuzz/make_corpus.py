@@ -21,29 +21,31 @@ from skillgraft.files import graft_file, packed
 from skillgraft.files import tensors as tensor_file
 from skillgraft.folders.apply import apply
 from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.extract import extract
 from skillgraft.interop.export import export_patch
 from skillgraft.predictions.predictions import Predictions
 from skillgraft.report.sheet import Cell, Result, Sheet, save_result
 from skillgraft.tasks.task_file import CATALOGUE
+from skillgraft.values.numbers import BFLOAT16
 from skillgraft.values.region import Region
-from tests.model_folders import QUERY, moved, write_folder
+from tests.model_folders import QUERY, body, moved, write_folder
 
 from . import bundles
+from .online import CACHED, HTTP, HUB
+from .room import SIZES, graft, home, talking, tensors
 from .targets import (
+    CHAT,
     CORPUS,
     DATA,
     GRAFTED,
+    KEPT,
     LORA,
     MODEL,
     PATCH,
     PICTURES,
     REPORT,
     SAVED,
-    SIZES,
     STORE,
-    graft,
-    home,
-    tensors,
 )
 
 ROWS = [{"text": "a good film", "label": 1}, {"text": 'bad, "very" bad é', "label": 0}]
@@ -66,7 +68,15 @@ def grafts() -> None:
         put("streamed", name, (CORPUS / "graft" / name).read_bytes())
     stream = found.stream()
     packed.save_packed(stream, home() / "packed.safetensors", metadata=graft_file.packed_metadata_of(stream))
-    put("streamed", "packed", (home() / "packed.safetensors").read_bytes())
+    for kind in ("streamed", "packed"):
+        put(kind, "packed", (home() / "packed.safetensors").read_bytes())
+    half = (
+        write_folder(home() / "half", body(dtype=BFLOAT16)),
+        write_folder(home() / "half-tuned", moved(body(dtype=BFLOAT16))),
+    )
+    stream = extract(*half).stream()
+    packed.save_packed(stream, home() / "half.safetensors", metadata=graft_file.packed_metadata_of(stream))
+    put("packed", "bfloat16", (home() / "half.safetensors").read_bytes())
     export_patch(found, home() / "p.safetensors", base=home() / "base")
     put("patch", "one", bundles.pack(bundles.read(home(), PATCH), PATCH))
     for name, region in {"few": small.region, "full": Region.full(found.region.scope)}.items():
@@ -104,6 +114,42 @@ def folders() -> None:
     )
     (home() / LORA[0]).write_text(json.dumps(settings))
     put("lora", "dora", bundles.pack(bundles.read(home(), LORA), LORA))
+
+
+def chats() -> None:
+    """A model with a chat template, stop tokens and a tokenizer's files."""
+    folder = write_folder(home() / "talking", tensors(), config=SIZES)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}é")
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [2, 7], "pad_token_id": 0, "top_p": 0.6})
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ x }}", "eos_token": "a"}))
+    put("chat", "one", bundles.pack(bundles.read(folder, CHAT), CHAT))
+    apply(folder, talking(), out=home() / "talked-over")
+    put("grafted", "talking", bundles.pack(bundles.read(home() / "talked-over", GRAFTED), GRAFTED))
+
+
+def adapters() -> None:
+    import transformers
+
+    from skillgraft.live.bottleneck import Adapters
+
+    model = transformers.BertModel(transformers.BertConfig(**SIZES))
+    for design in ("houlsby", "pfeiffer"):
+        file = home() / f"{design}.safetensors"
+        Adapters.fresh(model, design, bottleneck=2).save(file, base_fingerprint="0" * 64)
+        put("adapter", design, file.read_bytes())
+
+
+def kept() -> None:
+    found, folder = graft().graft.with_info(recipe={"method": "movement"}), home() / "kept"
+    folder.mkdir()
+    graft_file.save(found, folder / "graft.safetensors")
+    graft_file.save(found, folder / "0.01.safetensors")
+    graft_file.save_region(found.region, folder / "region.safetensors", base_fingerprint=found.base_fingerprint)
+    (folder / "facts.json").write_text(json.dumps({"shots": 4, "seed": 1, "readout": "auto"}))
+    predictions().save(folder / "predictions.npz")
+    put("kept", "one", bundles.pack(bundles.read(folder, KEPT), KEPT))
 
 
 def text(value: str) -> bytes:
@@ -188,6 +234,56 @@ def requests() -> None:
     put("names", "sum", b"bash+-0.5*french + 1e-3*a.b_c-d")
 
 
+def https() -> None:
+    """Requests to the server: one of each path that takes a body, an upload, and others."""
+    from tests.serve.serving import encoder, films
+
+    plain = ("completion", "chat", "embeddings", "classify")
+    bodies = {name: json.loads((CORPUS / "request" / name).read_bytes()) for name in plain}
+    for asked in bodies.values():
+        asked["model"] = "held"
+    bodies["chat"].pop("skills")
+    bodies["classify"] = {"model": "0.5*held", "input": ["a good film", {"text": "bad"}]}
+    bodies["embeddings"]["input"] = ["good", [5, 6]]
+    lines = {
+        "completion": "POST /v1/completions", "chat": "POST /v1/chat/completions", "embeddings": "POST /v1/embeddings",
+        "classify": "POST /v1/classify",
+    }  # fmt: skip
+    for name, asked in bodies.items():
+        who = "writer" if name in ("completion", "chat") else "labeller"
+        sent = json.dumps(asked).encode()
+        put("http", name, bundles.pack({HTTP[0]: head(lines[name], who), HTTP[1]: sent}, HTTP))
+    graft_file.save(films(encoder(home() / "labeller"), 2, share=0.01), home() / "films.safetensors")
+    sent = (home() / "films.safetensors").read_bytes()
+    put("http", "upload", bundles.pack({HTTP[0]: head("PUT /v1/skills/more", "labeller"), HTTP[2]: sent}, HTTP))
+    for name, line in {
+        "skills": "GET /v1/skills",
+        "delete": "DELETE /v1/skills/held",
+        "metrics": "GET /metrics?x=%20",
+    }.items():
+        put("http", name, bundles.pack({HTTP[0]: head(line, "writer")}, HTTP))
+
+
+def head(line: str, who: str) -> bytes:
+    origin = "host: 127.0.0.1:8000\norigin: http://127.0.0.1:8000\nauthorization: Bearer none\ncontent-type: application/json"
+    return f"{line}\n{origin}\nuser-agent: {who}\n".encode()
+
+
+def hub() -> None:
+    files = {
+        "name": b"owner/name@v1.0:skills/a.safetensors", "files.json": b'["README.md", "skills/a.safetensors"]',
+        "skill.safetensors": (CORPUS / "graft" / "small").read_bytes(), f"{CACHED}/refs/main": b"a" * 40,
+    }  # fmt: skip
+    put("hub", "file", bundles.pack(files, HUB))
+    put("hub", "newest", bundles.pack({**files, "name": b"hf:o.w-n_er/n"}, HUB))
+
+
+def predictions() -> Predictions:
+    return Predictions(
+        [[2.0, 0.0], [0.0, 1.0]], [0, 1], task="sst2", label_names=("bad", "good"), made_by={"seed": "0"}
+    )
+
+
 def report() -> None:
     folder = home() / "report"
     folder.mkdir()
@@ -195,10 +291,7 @@ def report() -> None:
         "Accuracy", ("sst2",), ("base", "graft"), {("sst2", "base"): Cell(0.5, 0.4, 0.6), ("sst2", "graft"): Cell(0.8)}
     )
     save_result(Result("table", "a title", (sheet,), notes=("a note",), made={"seed": 0}), folder / "result.json")
-    predictions = Predictions(
-        [[2.0, 0.0], [0.0, 1.0]], [0, 1], task="sst2", label_names=("bad", "good"), made_by={"seed": "0"}
-    )
-    predictions.save(folder / "predictions.npz")
+    predictions().save(folder / "predictions.npz")
     cell = {"value": 0.5, "low": 0.4, "high": 0.6}
     model: dict[str, Any] = {
         "task": "sst2",
@@ -233,7 +326,23 @@ def store() -> None:
 
 def main() -> None:
     shutil.rmtree(CORPUS, ignore_errors=True)
-    for make in (grafts, folders, gguf, tasks, data, pictures, saved, requests, report, store):
+    for make in (
+        grafts,
+        folders,
+        chats,
+        adapters,
+        kept,
+        gguf,
+        tasks,
+        data,
+        pictures,
+        saved,
+        requests,
+        https,
+        hub,
+        report,
+        store,
+    ):
         make()
     files = [path for path in Path(CORPUS).rglob("*") if path.is_file()]
     print(f"{len(files)} seeds, {sum(path.stat().st_size for path in files):,} bytes")
