@@ -246,3 +246,9 @@ def outcome(target: Target, folder: Path) -> str:
 def seeds(name: str) -> Mapping[str, bytes]:
     """The corpus of a target."""
     return {path.name: path.read_bytes() for path in sorted((CORPUS / name).iterdir())}
+
+
+def put(name: str, seed: str, content: bytes) -> None:
+    """One more seed."""
+    (CORPUS / name).mkdir(parents=True, exist_ok=True)
+    (CORPUS / name / seed).write_bytes(content)
