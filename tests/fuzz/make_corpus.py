@@ -11,6 +11,7 @@ import io
 import json
 import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ from skillgraft.report.sheet import Cell, Result, Sheet, save_result
 from skillgraft.tasks.task_file import CATALOGUE
 from skillgraft.values.numbers import BFLOAT16
 from skillgraft.values.region import Region
-from tests.model_folders import QUERY, body, moved, write_folder
+from skillgraft.values.tails import tail_name
+from tests.model_folders import EMBEDDING, QUERY, body, moved, write_folder
 
 from . import bundles, make_requests
-from .room import SIZES, graft, home, talking, tensors
+from .room import SIZES, TOKENIZER, graft, home, talking, tensors, write_talking
 from .targets import (
     CHAT,
     CORPUS,
@@ -61,6 +63,12 @@ def grafts() -> None:
         put("graft", name, dense.read_bytes())
     for name in ("exact", "arithmetic"):
         put("streamed", name, (CORPUS / "graft" / name).read_bytes())
+    rows = {tail_name(EMBEDDING, 11): np.ones((2, 4), np.float32)}
+    new = {"id": 11, "content": "<|im_end|>", "special": True}
+    tails = replace(small, heads=rows).with_info(chat={"tokens": [new], "roles": {"eos_token": "<|im_end|>"}})
+    graft_file.save(tails, dense, overwrite=True)
+    for kind in ("graft", "streamed"):
+        put(kind, "tails", dense.read_bytes())
     stream = found.stream()
     packed.save_packed(stream, home() / "packed.safetensors", metadata=graft_file.packed_metadata_of(stream))
     for kind in ("streamed", "packed"):
@@ -84,6 +92,10 @@ def folders() -> None:
         folder = write_folder(home() / f"model{shards}", moved(tensors()), shards=shards, config=SIZES)
         (folder / "README.md").write_text("# A model\n")
         put("model", f"tuned-{shards}", bundles.pack(bundles.read(folder, MODEL), MODEL))
+    longer = moved(tensors())
+    longer[EMBEDDING] = np.concatenate([longer[EMBEDDING], np.ones((2, 4), np.float32)])
+    folder = write_folder(home() / "longer", longer, config={**SIZES, "vocab_size": 13})
+    put("model", "longer", bundles.pack(bundles.read(folder, MODEL), MODEL))
     put("model", "base", bundles.pack(bundles.read(home() / "base", MODEL), MODEL))
     apply(home() / "base", graft(), out=home() / "grafted")
     put("grafted", "one", bundles.pack(bundles.read(home() / "grafted", GRAFTED), GRAFTED))
@@ -112,14 +124,14 @@ def folders() -> None:
 
 
 def chats() -> None:
-    """A model with a chat template, stop tokens and a tokenizer's files."""
-    folder = write_folder(home() / "talking", tensors(), config=SIZES)
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}é")
-    (folder / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": [2, 7], "pad_token_id": 0, "top_p": 0.6})
-    )
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ x }}", "eos_token": "a"}))
-    put("chat", "one", bundles.pack(bundles.read(folder, CHAT), CHAT))
+    """Models that talk: as tuned, as a base, and with a graft on."""
+    put("chat", "tuned", bundles.pack(bundles.read(write_talking(home() / "talks"), CHAT), CHAT))
+    folder = write_folder(home() / "listens", tensors(), config=SIZES)
+    (folder / "tokenizer.json").write_text(TOKENIZER)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, "top_p": 0.6}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ x }}", "added_tokens_decoder": {}}))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"pad_token": {"content": "[MASK]"}}))
+    put("chat", "base", bundles.pack(bundles.read(folder, CHAT), CHAT))
     apply(folder, talking(), out=home() / "talked-over")
     put("grafted", "talking", bundles.pack(bundles.read(home() / "talked-over", GRAFTED), GRAFTED))
 

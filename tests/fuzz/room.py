@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -12,11 +13,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+
 from skillgraft.files import graft_file
 from skillgraft.folders import rewrite
 from skillgraft.folders.apply import Named
 from skillgraft.folders.extract import extract
-from tests.model_folders import body, content, moved, write_folder
+from tests.model_folders import EMBEDDING, body, content, moved, write_folder
 
 # What makes the base's tensors a model that loads: some adapters are read by loading it.
 SIZES: Mapping[str, object] = {
@@ -30,6 +33,7 @@ SIZES: Mapping[str, object] = {
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-12,
 }
+TOKENIZER = '{"model": {"vocab": {"good": 0, "bad": 1}}, "added_tokens": [{"id": 10, "content": "[MASK]"}]}'
 _SHARED_MEMORY = Path("/dev/shm")  # where there is one, files cost no disk
 
 
@@ -58,6 +62,7 @@ def home() -> Path:
     room = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="skillgraft-fuzz-", dir=room))
     write_folder(folder / "base", tensors(), config=SIZES)
+    (folder / "base" / "tokenizer.json").write_text(TOKENIZER)
     with_head = {**tensors(), "classifier.weight": tensors()["cls.weight"]}
     write_folder(folder / "tuned", moved(with_head), config=SIZES)
     graft_file.save(extract(folder / "base", folder / "tuned"), folder / "graft.safetensors")
@@ -75,9 +80,24 @@ def graft() -> Named:
 
 @cache
 def talking() -> Named:
-    """The same graft, with a chat template and stop tokens."""
-    chat = {"template": "{{ x }}", "generation": {"eos_token_id": [1, 2]}}
-    return Named(graft().graft.with_info(chat=chat), "t")
+    """A graft of a model that talks: tokens with their rows, a chat template, another token that ends."""
+    return Named(extract(home() / "base", write_talking(home() / "talking")), "t")
+
+
+def write_talking(folder: Path) -> Path:
+    """The base with two more tokens, and what says how it is talked to."""
+    longer = moved(tensors())
+    longer[EMBEDDING] = np.concatenate([longer[EMBEDDING], np.ones((2, 4), np.float32)])
+    write_folder(folder, longer, config={**SIZES, "vocab_size": 13})
+    vocabulary = json.loads(TOKENIZER)
+    vocabulary["added_tokens"] += [{"id": number, "content": f"<{number}>", "special": True} for number in (11, 12)]
+    (folder / "tokenizer.json").write_text(json.dumps(vocabulary))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<12>", "added_tokens_decoder": {}}))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}<12>{% endfor %}é")
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [2, 12], "pad_token_id": 0, "top_p": 0.6})
+    )
+    return folder
 
 
 @cache

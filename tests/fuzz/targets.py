@@ -45,7 +45,8 @@ MODEL = (
 )
 GRAFTED = (
     *("config.json", "model.safetensors", "skillgraft.json", "skillgraft.undo", "README.md", "README.base.md"),
-    *("chat_template.jinja", "generation_config.json"),
+    *("chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer.base.json"),
+    *("tokenizer_config.json", "tokenizer_config.base.json", "special_tokens_map.json", "special_tokens_map.base.json"),
 )
 LORA = ("adapter_config.json", "adapter_model.safetensors")
 DATA = ("d.jsonl", "d.csv", "d.tsv", "d.jsonl.gz", "d.parquet", "d.npz", "d.txt")

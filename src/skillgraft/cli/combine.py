@@ -195,7 +195,8 @@ def _table(search: Mapping[str, Any]) -> list[str]:
         (_scales(point["scale"]), *_percents(point), "best" if point == best else "")
         for point in (search["points"] if one_scale else [best])
     ]
-    table = output.columns(rows, header=["scale", *search["singles"], "normalised", ""])
+    named = [*best["accuracy"], *(f"{task}, NLL less by" for task in best.get("improvement", {}))]
+    table = output.columns(rows, header=["scale", *named, "normalised", ""])
     by_whole = search.get("whole", {}).get("normalised")
     beside = "normalised by the grafts' accuracy before they are thinned"
     return table if by_whole is None else [*table, f"{beside}: {100 * by_whole:.1f}"]
@@ -206,4 +207,10 @@ def _scales(scale: float | list[float]) -> str:
 
 
 def _percents(point: Mapping[str, Any]) -> list[str]:
-    return [f"{100 * share:.1f}" for share in (*point["accuracy"].values(), point["normalised"])]
+    """Accuracies and the normalised mean in percent; improvements, which are nats, as they are."""
+    improved = [f"{found:.3f}" for found in point.get("improvement", {}).values()]
+    return [
+        *(f"{100 * share:.1f}" for share in point["accuracy"].values()),
+        *improved,
+        f"{100 * point['normalised']:.1f}",
+    ]

@@ -11,7 +11,7 @@ every parameter, so that a wrong base is known at once; then everything, proved 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ from skillgraft.folders.ledger import (
 from skillgraft.folders.movement import Progress, silent
 from skillgraft.folders.reach import Reach, joined, reach, refuse_what_cannot_be_undone
 from skillgraft.folders.rewrite import Edit, NewNumbers, copy_edited, fits_layout
+from skillgraft.folders.tokens import OWN, refuse_kept_names, write_tokens
 from skillgraft.folders.undo import Kept, known, undone_tensors, write_undo
 from skillgraft.folders.weight_files import refuse_adapters
 from skillgraft.values.graft import Graft, GraftLike, heads_alone, stream_of, total
@@ -45,6 +46,7 @@ from skillgraft.values.info import versions
 from skillgraft.values.joining import share_entries, summed
 from skillgraft.values.numbers import Array
 from skillgraft.values.stream import Digest, GraftStream, Stretch
+from skillgraft.values.tails import tail_of, tails_of
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def check(base: str | Path, *grafts: GraftLike | Named, strict: bool = False) ->
         problem = str(error)
     found: dict[str, int] = {}
     for named in given if problem and not packed else ():  # a packed one knows whether a window fits, not which sites
-        for name, count in differing(source, named.graft).items():
+        for name, count in differing(source, named.graft, ledger).items():
             found[name] = found.get(name, 0) + count
     same = all(source.fingerprint == named.graft.base_fingerprint for named in given)
     changes = joined(reach(source, named.graft) for named in given)
@@ -183,6 +185,7 @@ def _apply(
     layers = _layers(groups, whole, before, deciding, scale=scale)
     after = before.plus(layers)
     add, drop = _edited_names(source, after, whole, layers, deciding)
+    tails = _tails(source, whole)
     digests = [Digest() for _ in grafts]
     sums = [summed([scale * digests[g.place].watching(_proved(source, g, before)) for g in group]) for group in groups]
     edit = Edit(
@@ -192,6 +195,8 @@ def _apply(
         ),
         add,
         drop,
+        {name: source.shapes[name][0] + len(rows) for name, rows in tails.items()},
+        tails,
     )
 
     def ledger() -> Ledger:
@@ -200,7 +205,19 @@ def _apply(
         return before.plus(layer.sealed(found) for layer in layers)
 
     left_out = _write(source, before, after, edit, out, ledger=ledger, sync=sync, progress=progress)
-    return WrittenFolder(out, sum(map(len, sums)), tuple(edit.add), left_out, ledger().digest_of)
+    return WrittenFolder(out, sum(map(len, sums)), (*edit.add, *edit.tails), left_out, ledger().digest_of)
+
+
+def _tails(source: Checkpoint, whole: Graft) -> dict[str, Array]:
+    """Tensor → the rows that it gets. The copy of a tied tensor that the files store beside it gets the same."""
+    tails = {tail.tensor: rows for tail, rows in tails_of(whole.heads).items()}
+    return {**{twin: tails[name] for twin, name in source.twins.items() if name in tails}, **tails}
+
+
+def _rows_without(source: Checkpoint, heads: Iterable[str]) -> dict[str, int]:
+    """Tensor → how many rows it has once the tails among these heads are off."""
+    rows = {tail.tensor: tail.first for name in heads if (tail := tail_of(name))}
+    return {**{twin: rows[name] for twin, name in source.twins.items() if name in rows}, **rows}
 
 
 def _frame(grafts: Sequence[GraftStream], head: GraftStream | None = None) -> Graft:
@@ -241,6 +258,7 @@ def remove(
         _numbers(source, sums, lambda _sum, _name, stretch: stretch.before),
         undone_tensors(source, before, after),
         (before.heads - after.heads) & source.places.keys(),
+        _rows_without(source, before.heads - after.heads),
     )
     left_out = _write(source, before, after, edit, Path(out), ledger=lambda: after, sync=sync, progress=progress)
     return WrittenFolder(Path(out), sum(map(len, sums)), tuple(edit.add), left_out, after.digest_of)
@@ -273,10 +291,16 @@ def _write(
         restored = replace(edit, layouts=kept.headers)
         fits = bool(kept.headers) and fits_layout(source, restored)
         edit, kept = (restored, kept) if fits else (edit, kept.without_layout())
+    tokens = any("tokens" in layer.chat for layer in (*before.applied, *after.applied))
+    if not any("tokens" in layer.chat for layer in before.applied) and tokens:
+        refuse_kept_names(source.path)
+    skip = ["config.json", CARD, BASE_CARD, *(OWN if tokens else ())]
     with atomic.new_folder(target, sync=sync) as folder:
         narrow_folder(folder, like=source.path)
-        copied = copy_edited(source, folder, edit, skip=["config.json", CARD, BASE_CARD], progress=progress)
+        copied = copy_edited(source, folder, edit, skip=skip, progress=progress)
         after = ledger()
+        if tokens:
+            write_tokens(source.path, [layer.chat for layer in after.applied], folder)
         write_config(after, folder, like=source.path)
         if any(layer.chat for layer in (*before.applied, *after.applied)):
             write_chat(after.base_chat, [layer.chat for layer in after.applied], folder)
@@ -317,7 +341,7 @@ def _sum_on(layer: Layer, given: Mapping[str, _Given], source: Checkpoint) -> Gr
     grafts = [given[member.digest].graft.based(source, "after") for member in layer.members]
     on = summed([member.scale * graft.without_heads() for member, graft in zip(layer.members, grafts, strict=True)])
     for name in on.counts:
-        check_comparable(source, on, name, files)
+        check_comparable(source, on, name, files, Ledger.of(source))
 
     def proved(name: str) -> Iterator[Stretch]:
         for stretch in on.stretches(name):
@@ -375,10 +399,11 @@ def _edited_names(
     source: Checkpoint, after: Ledger, whole: Graft, layers: Sequence[Layer], deciding: Sequence[GraftStream]
 ) -> tuple[dict[str, Array], frozenset[str]]:
     """Whole tensors by their names in the copy, and the base's that go; proved to come off again by their names alone."""
-    add = {_raw_head(source, name, after.prefix, deciding): head for name, head in whole.heads.items()}
-    drop = frozenset({*whole.heads, *(name for layer in layers for name in layer.removed)} & source.places.keys())
+    heads = {name: head for name, head in whole.heads.items() if tail_of(name) is None}
+    add = {_raw_head(source, name, after.prefix, deciding): head for name, head in heads.items()}
+    drop = frozenset({*heads, *(name for layer in layers for name in layer.removed)} & source.places.keys())
     files = listed([member.file for layer in layers for member in layer.members])
-    if len(add) < len(whole.heads):
+    if len(add) < len(heads):
         raise InputError(f"{files} would give two whole tensors one name, which no reader could tell apart")
     refuse_what_cannot_be_undone(source, prefix=after.prefix, added=add, dropped=drop, file=files)
     return add, drop

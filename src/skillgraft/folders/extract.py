@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,30 +21,39 @@ import numpy as np
 from skillgraft.errors import FormatError, InputError, listed
 from skillgraft.files.regular import VOCABULARY_BYTES, read_bytes
 from skillgraft.folders.chat import travelling_chat
-from skillgraft.folders.checkpoint import Checkpoint, RoundedTensors, Tensors, same_tensor
+from skillgraft.folders.checkpoint import Checkpoint, RoundedTensors, ShortenedTensors, Tensors, same_tensor
 from skillgraft.folders.config import refuse_other_settings, travelling_settings
 from skillgraft.folders.hub import folder_at
 from skillgraft.folders.lora import LoraCheckpoint, is_plain_lora
 from skillgraft.folders.movement import Progress, check_budget, count_of, most_moved, silent
 from skillgraft.folders.patch import PatchCheckpoint, is_patch
 from skillgraft.folders.reach import refuse_unpermitted
+from skillgraft.folders.tokens import VOCABULARY, appended
 from skillgraft.folders.weight_files import SINGLE, read_json, refuse_adapters
 from skillgraft.values.graft import Graft
 from skillgraft.values.info import Info, versions
 from skillgraft.values.names import in_layers, is_embedding, is_head
-from skillgraft.values.numbers import bits, is_float
+from skillgraft.values.numbers import Array, bits, is_float
+from skillgraft.values.permitted import tail_problem
 from skillgraft.values.region import Region, Scope
 from skillgraft.values.stream import GraftStream, Mask, Stretch, Where, stretches_of, where_of, windows
+from skillgraft.values.tails import tail_name
 
 
 def check_same_vocabulary(base: Path, tuned: Path) -> None:
-    """Compare the first tokenizer file that both folders have; settings such as padding do not count."""
+    """Compare the first tokenizer file that both folders have; settings such as padding do not count.
+
+    Tokens that tuned's tokenizer.json has besides the base's travel with the graft.
+    """
     for name, tokens in _VOCABULARIES.items():
         ours, theirs = base / name, tuned / name
         if ours.is_file() and theirs.is_file():
-            if tokens(ours) != tokens(theirs):
+            before, after = tokens(ours), tokens(theirs)
+            more = name == VOCABULARY and before[:-1] == after[:-1] and appended(base, tuned) is not None
+            if before != after and not more:
                 raise InputError(
-                    f"the tokenizers differ: {ours} and {theirs} do not have the same tokens; a graft needs one vocabulary"
+                    f"the tokenizers differ: {ours} and {theirs} do not have the same tokens; a graft needs one vocabulary, to "
+                    "which tokens may have been added at the end"
                 )
             return
 
@@ -71,7 +80,7 @@ def _tokens(path: Path) -> Any:
 
 # Tokenizer file → what in it makes the vocabulary.
 _VOCABULARIES: Mapping[str, Callable[[Path], Any]] = {
-    "tokenizer.json": _tokens,
+    VOCABULARY: _tokens,
     "vocab.json": _vocabulary,
     "vocab.txt": _bytes,
     "spiece.model": _bytes,
@@ -90,6 +99,8 @@ class Pairing:
     shared: Mapping[str, tuple[int, ...]]
     whole: tuple[str, ...]
     removed: tuple[str, ...]
+    longer: tuple[str, ...] = ()  # embeddings to which tuned appended rows; their shape here is the base's
+    tails: Mapping[str, Array] = field(default_factory=dict)  # those rows, by the name that a graft has for them
 
 
 def extract(
@@ -201,7 +212,10 @@ def _stream(
         chosen.counts,
         {name: before.dtypes[name] for name in chosen.counts},
         stretches,
-        heads={name: source.flat(name).reshape(source.shapes[name]).copy() for name in pairing.whole},
+        heads={
+            **{name: source.flat(name).reshape(source.shapes[name]).copy() for name in pairing.whole},
+            **pairing.tails,
+        },
         base_fingerprint=before.fingerprint,
         info=_provenance(before, after, pairing, outside),
         places=places,
@@ -254,7 +268,16 @@ def opened_pair(base: str | Path, tuned: str | Path, *, convert: bool) -> tuple[
     pairing = pair(before, after)
     source = _in_one_format(before, after, pairing, convert=convert)
     changed = [name for name in pairing.whole if name not in before.shapes or not same_tensor(before, source, name)]
-    return before, after, source, replace(pairing, whole=tuple(changed))
+    tails = dict(_tail(before, source, name) for name in pairing.longer)
+    if tails:
+        source = ShortenedTensors(source, {**source.shapes, **{name: before.shapes[name] for name in pairing.longer}})
+    return before, after, source, replace(pairing, whole=tuple(changed), tails=tails)
+
+
+def _tail(base: Checkpoint, tuned: Tensors, name: str) -> tuple[str, Array]:
+    """The rows that tuned has after the base's, and what a graft calls them."""
+    old, new = base.shapes[name], tuned.shapes[name]
+    return tail_name(name, old[0]), tuned.flat(name, math.prod(old)).reshape(-1, *new[1:]).copy()
 
 
 def pair(base: Checkpoint, tuned: Tuned) -> Pairing:
@@ -273,8 +296,10 @@ def pair(base: Checkpoint, tuned: Tuned) -> Pairing:
             reshaped.append(name)
         else:
             shared[name] = base.shapes[name]
-    if reshaped:
-        raise InputError(_why_reshaped(base, tuned, reshaped))
+    longer = tuple(name for name in reshaped if _is_longer(base, tuned, name))
+    shared |= {name: base.shapes[name] for name in longer}
+    if len(longer) < len(reshaped):
+        raise InputError(_why_reshaped(base, tuned, [name for name in reshaped if name not in longer]))
     if not any(in_layers(name) for name in shared) and any(in_layers(name) for name in ours):
         raise InputError(
             f"{base.path} and {tuned.path} share no transformer layer: {listed(sorted(ours - theirs), most=2)} here, "
@@ -287,7 +312,14 @@ def pair(base: Checkpoint, tuned: Tuned) -> Pairing:
             f"the layers differ: only {base.path} has {listed(missing) or 'nothing'}, only {tuned.path} has "
             f"{listed(extra) or 'nothing'}; a graft needs base and tuned of one architecture"
         )
-    return Pairing(shared, tuple(sorted(whole)), tuple(sorted(ours - theirs)))
+    return Pairing(dict(sorted(shared.items())), tuple(sorted(whole)), tuple(sorted(ours - theirs)), longer)
+
+
+def _is_longer(base: Checkpoint, tuned: Tuned, name: str) -> bool:
+    """Whether tuned appended rows for new tokens: embeddings or an LM head, as long as each config says."""
+    old, new = base.shapes[name], tuned.shapes[name]
+    sizes = base.config.get("vocab_size"), tuned.config.get("vocab_size")
+    return not tail_problem(name) and old[1:] == new[1:] and sizes == (old[0], new[0]) and old[0] < new[0]
 
 
 def _common_twins(base: Checkpoint, tuned: Tuned) -> set[str]:
@@ -301,7 +333,10 @@ def _why_reshaped(base: Checkpoint, tuned: Tuned, names: list[str]) -> str:
     name = next(filter(is_embedding, longer), names[0])
     shapes = f"{name} is {list(base.shapes[name])} in {base.path} and {list(tuned.shapes[name])} in {tuned.path}"
     if longer == names and is_embedding(name):
-        return f"the embeddings' length changed: {shapes}; a graft needs base and tuned with one vocabulary"
+        return (
+            f"the embeddings' length changed: {shapes}; a graft needs base and tuned with one vocabulary, to which tuned may "
+            "have appended tokens (then vocab_size in each config.json says how many there are)"
+        )
     return f"{len(names)} tensors have another shape: {shapes}; these are different models"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from skillgraft.errors import InputError
+from skillgraft.errors import InputError, listed
 from skillgraft.folders.checkpoint import Checkpoint, Tensors, content_digest, take
 from skillgraft.folders.extract import changed_outside, check_pair
 from skillgraft.measure.metrics import METRICS
@@ -36,6 +36,7 @@ from skillgraft.task_model import TaskModel
 from skillgraft.tasks.data import Data, TaskLike
 from skillgraft.values.graft import Graft
 from skillgraft.values.region import Region, Scope
+from skillgraft.values.tails import tails_of
 
 Rows = Mapping[str, Sequence[Encoded]]
 SPLITS = ("train", "validation")
@@ -243,6 +244,17 @@ class TunedPair:
         return self.opened.rows.encoded(task, "validation") or self.opened.rows.encoded(task, "train")
 
 
+def _check_rows(heads: Graft, tuned: str | Path) -> None:
+    """Refuse new rows, for which the base's model has no room while it is searched."""
+    tails = [tail.tensor for tail in tails_of(heads.heads)]
+    if tails:
+        raise InputError(
+            f"{tuned} appended rows to {listed(tails)} (new tokens), which the base's model has no room for: search from a base "
+            "that has them. `skillgraft extract BASE TUNED --entries 1 -o rows.safetensors` and `skillgraft apply BASE "
+            "rows.safetensors -o WITH-ROWS` make one; give WITH-ROWS in place of BASE"
+        )
+
+
 @contextmanager
 def open_pair(
     base: str | Path,
@@ -261,13 +273,14 @@ def open_pair(
     Of tasks in `unlabelled` only the rows count; plans with labels="tuned" learn tuned's answers on every task.
     """
     source, numbers, heads = check_pair(base, tuned, convert=convert)
+    _check_rows(heads, tuned)
     scope = Scope.select(plan.scope, heads.region.scope.shapes)
     searched, count = numbers, plan.count(scope)
     if plan.max_rank is not None:
         searched = within_lines(source, numbers, scope, most=plan.max_rank, count=count)
     dtype = working_format(str(source.format), runtime.dtype)
     opened = TaskModel.open(
-        base, [*tasks, *controls], data=data, dtype=dtype, device=runtime.device, splits=SPLITS[:1], optional=SPLITS[1:],
+        base, [*tasks, *controls], data=data, dtype=dtype, device=runtime.device, splits=SPLITS,
         shard=runtime.shard,
     )  # fmt: skip
     names, kept = opened.tasks[: len(tasks)], opened.tasks[len(tasks) :]
