@@ -16,7 +16,6 @@ from skillgraft.files.tensors import Entry, header_bytes
 from skillgraft.folders.apply import Named, apply, remove
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import extract
-from skillgraft.papers.run import KINDS, PARTS
 from skillgraft.report.artefacts import find
 from skillgraft.tasks.section import Section
 from skillgraft.tasks.sources import read_table
@@ -97,45 +96,6 @@ def test_an_edited_layer(change, tmp_path):
     file.write_text(json.dumps(content))
     with pytest.raises(FormatError, match="not a ledger that skillgraft wrote"):
         remove(tmp_path / "on", graft, out=tmp_path / "off")
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", '{"eos_token_id": ' + "9" * 5000 + "}", "[" * 5000, "null"])
-def test_a_base_whose_generation_config_is_none(text, tmp_path):
-    base, tuned = write_pair(tmp_path, body(), moved(body()))
-    talking = Named(extract(base, tuned).with_info(chat={"generation": {"eos_token_id": 2}}), "g")
-    (base / "generation_config.json").write_text(text)
-    with pytest.raises(FormatError, match=r"the base's generation_config\.json .* no graft can set tokens in it"):
-        apply(base, talking, out=tmp_path / "on")
-    assert not (tmp_path / "on").exists()
-
-
-def test_an_edited_ledger_whose_chat_is_no_bytes(tmp_path):
-    base, tuned = write_pair(tmp_path, body(), moved(body()))
-    (base / "chat_template.jinja").write_text("x")
-    talking = Named(extract(base, tuned).with_info(chat={"template": "y"}), "g")
-    apply(base, talking, out=tmp_path / "on")
-    file = tmp_path / "on" / "skillgraft.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "base_chat": {"chat_template.jinja": "\u20ac"}}))
-    with pytest.raises(FormatError, match="not a ledger that skillgraft wrote"):
-        remove(tmp_path / "on", talking, out=tmp_path / "off")
-
-
-@pytest.mark.parametrize(
-    "facts", ["{", "[" * 5000, "\xd0", "9" * 5000, '{"rows": 1}', '{"seed": "1"}', '{"seed": -1}', "3", None]
-)
-def test_damaged_facts_of_a_step(facts, tmp_path):
-    """What an executor's store keeps: the file is named, with how it is made anew."""
-    if facts is not None:
-        (tmp_path / "facts.json").write_bytes(facts.encode("latin-1"))
-    with pytest.raises(FormatError, match=r"facts\.json: .*; remove .*, and the next run makes it anew"):
-        KINDS["Data"].load(tmp_path / "facts.json")
-
-
-def test_a_step_s_graft_without_a_recipe(tmp_path):
-    base, tuned = write_pair(tmp_path, body(), moved(body()))
-    extract(base, tuned).with_info(recipe=None).save(tmp_path / "graft.safetensors")
-    with pytest.raises(FormatError, match="it records no recipe; remove"):
-        PARTS["recipe"](tmp_path, "")
 
 
 @pytest.mark.parametrize(
