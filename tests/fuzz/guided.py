@@ -84,9 +84,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=600, help="time in all; each target gets a second at least")
     parser.add_argument("--work", type=Path, default=Path("fuzz-work"), help="what is found, to go on from")
     given = parser.parse_args()
-    end, work = time.monotonic() + given.seconds, given.work.resolve()
-    names = [given.target] if given.target else list(load().TARGETS)
-    failed = []
+    targets, work = load(), given.work.resolve()
+    names = [given.target] if given.target else list(targets.TARGETS)
+    failed, end = [], time.monotonic() + given.seconds  # imports, a minute where the machine is busy, come on top
     for place, name in enumerate(names):
         share = max(1, round((end - time.monotonic()) / (len(names) - place)))
         print(f"== {name}: {share} s", flush=True)
