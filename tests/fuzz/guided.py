@@ -34,7 +34,7 @@ def load() -> ModuleType:
 
         for name in LATE:
             import_module(name)
-    room.home()
+    room.talking()  # made here, and not in each process again
     return targets
 
 
