@@ -112,6 +112,32 @@ def test_apply_gives_tuned_and_remove_the_bases_files(pair: tuple[Path, Path], t
     assert content(tmp_path / "off") == before == content(base)
 
 
+def test_packed_grafts_have_tails_as_well(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run: Run = runner(tmp_path, monkeypatch, capsys)
+    assert run("extract", *pair, "--pack", "-o", "p.safetensors").code == 0
+    apply(pair[0], tmp_path / "p.safetensors", out=tmp_path / "on")
+    assert same_weights(tmp_path / "on", pair[1])
+    remove(tmp_path / "on", tmp_path / "p.safetensors", out=tmp_path / "off")
+    assert content(tmp_path / "off") == content(pair[0])
+
+
+@pytest.mark.parametrize("to", ["lora", "patch", "supertuning", "gguf-lora"])
+def test_no_adapter_carries_new_rows(
+    pair: tuple[Path, Path],
+    tmp_path: Path,
+    to: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run: Run = runner(tmp_path, monkeypatch, capsys)
+    extract(*pair).save(tmp_path / "g.safetensors")
+    ended = run("export", "g.safetensors", "--to", to, "--base", pair[0], "-o", "out")
+    assert ended.code != 0
+    assert "cannot carry: use --to checkpoint" in " ".join(ended.err.split())
+
+
 def test_other_grafts_come_and_go_beside_the_new_rows(pair: tuple[Path, Path], tmp_path: Path) -> None:
     base, tuned = pair
     tails = extract(base, tuned, entries=1)
