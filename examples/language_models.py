@@ -163,14 +163,22 @@ def repair(work: Work, task: str, other: str) -> Iterator[str]:
 
 
 def unlearn(work: Work) -> Iterator[str]:
-    """One model tuned on two tasks; the one is taken out by a search back to BASE, with the other as a control."""
+    """One model tuned on two tasks; the one is taken out by a search back to BASE, with the other as a control.
+
+    The graft found goes on as it is, and at the scale that `forget` chooses.
+    """
     train, test = work.texts()
     both = work.tuned("both", "countries", "nl2bash", how=work.size.gently)
     controls = ("--control", "nl2bash", "--control", str(train))
     graft = work.searched("unlearn", work.base, "--task", "countries", "--labels", "tuned", *controls, base=both)
     work.step("unlearned", "apply", both, graft, "-o", "unlearned")
+    work.step("relearned", "combine", graft, "--scale", "-1", "-o", "relearned.safetensors")
+    scales = ("--points", "9", "--most", "2", "--keep-control", "0.98")
+    asked = ("forget", both, "relearned.safetensors", "--task", "countries", *controls, *work.size.rows, *scales)
+    work.step("forgotten-graft", *asked, "-o", "forgotten.safetensors")
+    work.step("forgotten", "apply", both, "forgotten.safetensors", "-o", "forgotten")
     tasks = ("--task", "countries", "--task", "nl2bash", "--control", test)
-    models = tuned_of([both, work.folder / "unlearned"])
+    models = tuned_of([both, work.folder / "unlearned", work.folder / "forgotten"])
     measured = work.step("unlearning", "evaluate", work.base, *tasks, *models, *work.size.test)
     yield "\n### countries taken out of a model tuned on countries and nl2bash\n"
     yield from table(measured)
