@@ -77,7 +77,7 @@ def run(
       skillgraft evaluate BASE --task sst2 --task mr --graft a.safetensors --graft b.safetensors --together --json
     """
     from skillgraft.folders.hub import HubName
-    from skillgraft.tasks.plain_text import as_rows
+    from skillgraft.tasks.data import as_rows
     from skillgraft.values.graft import total
 
     for option, asked_for, needs, there in (

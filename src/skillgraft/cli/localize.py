@@ -127,8 +127,7 @@ def run(
     """
     from skillgraft.files import atomic
     from skillgraft.folders.movement import check_budget
-    from skillgraft.tasks.data import as_task
-    from skillgraft.tasks.plain_text import as_rows
+    from skillgraft.tasks.data import as_rows, as_task
 
     # What needs no model is refused before torch is imported, which takes seconds.
     atomic.check_target(out)
@@ -209,12 +208,12 @@ def _graft(
         "scale": graft.scale, "digest": graft.digest,
         "validation": scores, "curve": list(located.curve), "curve_kind": asked["curve"] if located.curve else None,
         "by_layer": graft.region.by_layer(), "by_kind": graft.region.by_kind(),
-        "search": graft.info["recipe"].get("search"), "trials": list(located.trials), "match": located.way or None,
+        "search": graft.info["recipe"].get("search"), "trials": list(located.trials), "match": located.match or None,
         "next": next_commands,
     }  # fmt: skip
     head = f"{out}: {len(graft):,} entries, density {graft.region.density:.2e}, {output.human_bytes(size)}"
     head += f", {graft.scale:g} × the change" if graft.scale != 1.0 else ""
-    table = output.score_table("validation", scores) if scores else _way(located.way)
+    table = output.score_table("validation", scores) if scores else _match(located.match)
     lines = [head, *output.digest_lines({out.name: graft.digest}), *table, *_trials(located.trials)]
     lines += output.region_bars(graft.region)
     if located.curve:
@@ -223,10 +222,13 @@ def _graft(
     output.show(facts, as_json=as_json, lines=lines)
 
 
-def _way(way: Mapping[str, Any]) -> list[str]:
+def _match(found: Mapping[str, Any]) -> list[str]:
     """How near to tuned's answers a graft is, where there are no labels."""
-    rows = [("base", f"{way['base']:.4f}", "0.0"), ("graft", f"{way['graft']:.4f}", f"{100 * (way['share'] or 0):.1f}")]
-    return output.columns(rows, header=[f"validation ({way['rows']} rows)", "KL to TUNED", "gone, %"])
+    rows = [
+        ("base", f"{found['base']:.4f}", "0.0"),
+        ("graft", f"{found['graft']:.4f}", f"{100 * (found['share'] or 0):.1f}"),
+    ]
+    return output.columns(rows, header=[f"validation ({found['rows']} rows)", "KL to TUNED", "gone, %"])
 
 
 _TRIALS = {

@@ -61,7 +61,7 @@ def command_line() -> str:
 
 
 def _without_folders(word: str) -> str:
-    from skillgraft.tasks.asking import AS
+    from skillgraft.tasks.task import AS
 
     option, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
     names = (Path(part).name if "/" in part else part for part in value.split(AS))

@@ -121,7 +121,7 @@ def _time(seconds: float) -> str:
 
 
 def _needs(cores: int | None, memory: float | None, gpus: float | None) -> Needs | None:
-    """What a step takes on a cluster; None where nothing was said."""
+    """What a step takes on a cluster; None where nothing was asked for."""
     from skillgraft.opening.executors import Needs
 
     if cores is None and memory is None and gpus is None:

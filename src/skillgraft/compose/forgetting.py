@@ -22,8 +22,7 @@ from skillgraft.opening.runtime import Progress, Runtime, silent
 from skillgraft.predictions.completions import Completions
 from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.task_model import VALIDATION, TaskModel
-from skillgraft.tasks.data import Data, TaskLike, load_tasks
-from skillgraft.tasks.plain_text import as_rows
+from skillgraft.tasks.data import Data, TaskLike, as_rows, load_tasks
 from skillgraft.values.graft import Graft
 
 MOST = 3.0  # the largest scale (P2): a skill goes on being taken out beyond its own length

@@ -11,7 +11,6 @@ Refused: another base, a file that is missing or is not the one that was stored,
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from skillgraft.errors import FormatError, InputError, RunError, WrongBase, did_you_mean, listed
-from skillgraft.files import atomic, graft_file
+from skillgraft.files import atomic, graft_file, system
 from skillgraft.files.regular import CONFIG_BYTES, open_lock, read_text
 from skillgraft.folders.apply import Named, WrittenFolder, apply
 from skillgraft.folders.checkpoint import Checkpoint
@@ -172,16 +171,14 @@ def _locked(folder: Path) -> Iterator[None]:
     """The kernel takes the lock back when its process ends, however it ends: nothing is left to clean up after a kill."""
     descriptor = open_lock(folder / LOCK)
     try:
-        owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+        owner = system.read_at(descriptor, 64, 0).decode(errors="replace").strip()
         if owner and not owner.isdecimal():
             raise InputError(f"{folder / LOCK} holds something else than a process number; it is no lock: move it away")
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not system.lock(descriptor, wait=False):
             raise RunError(
                 f"{folder} is being written by another process ({owner or 'unknown'}); wait until it is done"
-            ) from None
-        os.pwrite(descriptor, f"{os.getpid()}\n".ljust(_OWNER_BYTES).encode(), 0)
+            )
+        system.write_some(descriptor, memoryview(f"{os.getpid()}\n".ljust(_OWNER_BYTES).encode()), 0)
         yield
     finally:
         os.close(descriptor)

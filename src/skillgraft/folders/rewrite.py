@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from skillgraft.files import system
 from skillgraft.files.regular import opened
 from skillgraft.files.tensors import Entry, TensorFile, copy_range, header_bytes, layout_of, windows, write_at
 from skillgraft.folders.beside import copy_file, narrow, travelling_files
@@ -252,7 +253,7 @@ def _write_whole(descriptor: int, numbers: Array, place: int) -> None:
 @contextmanager
 def _for_writing(path: Path, size: int = 0) -> Iterator[int]:
     """A file's descriptor; several threads may write to one file, and whoever comes first makes it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, system.flags("O_RDWR", "O_CREAT", "O_CLOEXEC"), 0o666)
     try:
         if size:
             os.ftruncate(descriptor, size)
@@ -314,6 +315,6 @@ def _patch(descriptor: int, entry: Entry, at: Indices, numbers: Array) -> None:
         if last - first == high - low - 1:
             write_at(descriptor, data[low * size : high * size], place)
         else:
-            window = np.frombuffer(bytearray(os.pread(descriptor, (last + 1 - first) * size, place)), entry.dtype)
+            window = np.frombuffer(bytearray(system.read_at(descriptor, (last + 1 - first) * size, place)), entry.dtype)
             window[at[low:high] - first] = numbers[low:high]
             write_at(descriptor, window.view(np.uint8).data, place)

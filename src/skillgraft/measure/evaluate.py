@@ -21,14 +21,12 @@ from skillgraft.folders.hub import located
 from skillgraft.folders.ledger import LEDGER
 from skillgraft.folders.weight_files import ADAPTER, has_adapters, read_json
 from skillgraft.live.bottleneck import stated_base
-from skillgraft.measure.damage import repaired
-from skillgraft.measure.summary import summary
+from skillgraft.measure.summary import repaired, summary
 from skillgraft.opening.runtime import Runtime
 from skillgraft.predictions.completions import side_by_side
 from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.task_model import TaskModel, TaskRows
-from skillgraft.tasks.data import Data, TaskLike, as_task
-from skillgraft.tasks.plain_text import as_rows
+from skillgraft.tasks.data import Data, TaskLike, as_rows, as_task
 from skillgraft.values.graft import Graft, GraftLike, graft_of
 from skillgraft.values.info import FORMATS
 from skillgraft.values.printing import score_table

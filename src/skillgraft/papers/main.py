@@ -129,10 +129,10 @@ def _tuning(arguments: Arguments) -> float:
 
 
 def _searching(arguments: Arguments) -> float:
-    from skillgraft.regions.methods import STEP_ROWS
+    from skillgraft.regions.search import SearchPlan
 
     data = _data(arguments)
-    most = arguments.get("batch_size") or STEP_ROWS.get(arguments.get("method", ""), 1024)
+    most = arguments.get("batch_size") or SearchPlan(arguments.get("method", "learned")).step_rows
     rows = min(most, data.train_rows or 2 * (data.shots or 512))
     return float(arguments.get("steps", 1) * rows * _length(arguments) * 1.25)
 

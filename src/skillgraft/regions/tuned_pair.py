@@ -280,7 +280,7 @@ def open_pair(
         searched = within_lines(source, numbers, scope, most=plan.max_rank, count=count)
     dtype = working_format(str(source.format), runtime.dtype)
     opened = TaskModel.open(
-        base, [*tasks, *controls], data=data, dtype=dtype, device=runtime.device, splits=SPLITS[:1], optional=SPLITS[1:],
+        base, [*tasks, *controls], data=data, dtype=dtype, device=runtime.device, splits=SPLITS,
         shard=runtime.shard,
     )  # fmt: skip
     names, kept = opened.tasks[: len(tasks)], opened.tasks[len(tasks) :]

@@ -1,4 +1,4 @@
-"""Sheets as figures: pure functions from a `Sheet` to a plotly figure, one for each look.
+"""Sheets as figures: pure functions from a `Sheet` to a plotly figure, one for each look; and reliability diagrams.
 
     figure(sheet).show()
 
@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from skillgraft.measure.calibration import Reliability
 from skillgraft.report import look
 from skillgraft.report.sheet import Cell, Look, Sheet
+from skillgraft.report.value_sheets import bin_names
 from skillgraft.values.printing import shown
 
 if TYPE_CHECKING:
@@ -268,3 +271,46 @@ def _paper_marks(sheet: Sheet, number: int, at: Sequence[float]) -> dict[str, An
 LOOKS: Mapping[Look, Callable[[Sheet], Figure]] = MappingProxyType(
     {"table": table, "lines": lines, "bars": bars, "heatmap": heatmap}
 )
+
+
+def reliability_diagram(found: Reliability, *, title: str, small: bool = False) -> Figure:
+    """Accuracy by confidence (P1 §4.1): bars below the diagonal are over-confident, the hatched part is the gap.
+
+    A small one leaves axis titles and legend to the text above it.
+    """
+    drawn = look.new_figure(title, height=180 if small else 320, barmode="overlay", bargap=0, showlegend=not small)
+    width = 100 * (found.edges[1] - found.edges[0])
+    centres = [100 * (low + high) / 2 for low, high in pairwise(found.edges)]
+    texts = [
+        f"confidence {name}<br>accuracy {_percent(right)} %, mean confidence {_percent(sure)} %<br>{count} rows"
+        for name, count, sure, right in zip(
+            bin_names(found.edges), found.counts, found.confidence, found.accuracy, strict=True
+        )
+    ]
+    pairs = list(zip(found.accuracy, found.confidence, strict=True))
+    drawn.add_bar(
+        x=centres, y=[None if right is None else 100 * right for right, _ in pairs], width=width, name="accuracy",
+        marker={"color": look.COLOURS[0], "line": {"color": "#FFFFFF", "width": 1}}, hovertext=texts, hoverinfo="text",
+    )  # fmt: skip
+    drawn.add_bar(
+        x=centres, base=[None if right is None else 100 * right for right, _ in pairs], width=width, name="gap to confidence",
+        y=[None if right is None or sure is None else 100 * (sure - right) for right, sure in pairs], hoverinfo="skip",
+        marker={
+            "color": look.faded(look.COLOURS[1], 0.18), "line": {"color": look.COLOURS[1], "width": 1},
+            "pattern": {"shape": "/", "fgcolor": look.COLOURS[1], "size": 6},
+        },
+    )  # fmt: skip
+    drawn.add_scatter(
+        x=[0, 100], y=[0, 100], mode="lines", name="as sure as right", hoverinfo="skip",
+        line={"color": look.MUTED, "dash": "dash", "width": 1.5},
+    )  # fmt: skip
+    titles = ("", "") if small else ("confidence (%)", "accuracy (%)")
+    across, up = (
+        {"title": {"text": text}, "tickvals": [0, 50, 100]} if small else {"title": {"text": text}} for text in titles
+    )
+    drawn.update_layout(xaxis={**across, "range": [0, 100]}, yaxis={**up, "range": [0, 102]})
+    return drawn
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"

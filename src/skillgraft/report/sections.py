@@ -25,10 +25,10 @@ from skillgraft.report.blocks import (
     cell_field,
     shown_sheet,
 )
-from skillgraft.report.calibration import reliability_diagram, reliability_sheet
+from skillgraft.report.figures import reliability_diagram
 from skillgraft.report.json_artefacts import ScaleCurves, Scores
+from skillgraft.report.overview import charts, in_order, people_names, share_in_words
 from skillgraft.report.sheet import Cell, Sheet
-from skillgraft.report.story import charts, in_order, people_names, share_in_words
 from skillgraft.report.value_sheets import (
     DISENTANGLEMENT,
     confidence_sheet,
@@ -37,6 +37,7 @@ from skillgraft.report.value_sheets import (
     curves_sheet,
     density_sheet,
     region_sheet,
+    reliability_sheet,
     sizes_sheet,
 )
 from skillgraft.values.graft import Graft
