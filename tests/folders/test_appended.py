@@ -10,11 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skillgraft import Graft, apply, check, combine, diff, extract, remove
+from skillgraft import (
+    Data,
+    Graft,
+    apply,
+    check,
+    combine,
+    diff,
+    evaluate,
+    extract,
+    grafted,
+    localize,
+    remove,
+)  # fmt: skip
 from skillgraft.errors import HeadConflict, InputError, SkillgraftError, WrongBase
 from skillgraft.folders.tokens import MOST_TOKENS, kept_as
 from skillgraft.values.tails import tail_name, tail_of, vocabulary_size
-from tests.completing import CHAT, chatting
+from tests.completing import CHAT, chatting, write_facts
 from tests.model_folders import content, same_weights, tensors_of
 from tests.running import Run, runner
 
@@ -208,14 +220,31 @@ def test_inspect_says_it_in_plain_words(
 def test_a_loaded_model_has_no_room_for_new_rows(pair: tuple[Path, Path]) -> None:
     from transformers import AutoModelForCausalLM
 
-    from skillgraft import grafted, localize
-
     base, tuned = pair
     graft, model = extract(base, tuned), AutoModelForCausalLM.from_pretrained(base)
     with pytest.raises(InputError, match=r"appends rows .*no room: write a folder with `skillgraft apply`"):
         grafted(model, graft).__enter__()
-    with pytest.raises(InputError, match=r"appended rows to embed_tokens.*search from a base that has them"):
+    said = r"appended rows to embed_tokens.*ask a base that has them"
+    with pytest.raises(InputError, match=said):
         localize(base, tuned, match="sst2", density=0.01, method="movement")
+    with pytest.raises(InputError, match=said):
+        evaluate(base, ["sst2"], tuned=[tuned])
+
+
+def test_a_base_with_the_new_rows_is_searched_and_the_skill_goes_on_either(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """What the refusal says to do."""
+    base, tuned = pair
+    apply(base, extract(base, tuned, entries=1), out=tmp_path / "WITH-ROWS")
+    task = write_facts(tmp_path)
+    asked = {"task": task, "density": 0.01, "method": "movement", "data": Data(train_rows=12, validation_rows=4)}
+    found = localize(tmp_path / "WITH-ROWS", tuned, **asked).graft
+    assert not found.heads
+    models = evaluate(tmp_path / "WITH-ROWS", [task], tuned=[tuned], grafts={"g": found}, data=asked["data"])["facts"]
+    assert set(models) == {"base", "TUNED", "g"}
+    assert check(base, found).fits
+    assert check(tmp_path / "WITH-ROWS", found).fits
 
 
 def rewritten(path: Path, change: Mapping[str, Any]) -> None:

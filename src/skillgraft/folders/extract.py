@@ -37,7 +37,7 @@ from skillgraft.values.numbers import Array, bits, is_float
 from skillgraft.values.permitted import tail_problem
 from skillgraft.values.region import Region, Scope
 from skillgraft.values.stream import GraftStream, Mask, Stretch, Where, stretches_of, where_of, windows
-from skillgraft.values.tails import tail_name
+from skillgraft.values.tails import tail_name, tails_of
 
 
 def check_same_vocabulary(base: Path, tuned: Path) -> None:
@@ -257,6 +257,17 @@ def check_pair(base: str | Path, tuned: str | Path, *, convert: bool = False) ->
     before, after, source, pairing = opened_pair(base, tuned, convert=convert)
     nothing = Chosen.of(Region(Scope.of("all", pairing.shared), {}))
     return before, source, Graft.collected(_stream(before, after, source, pairing, nothing, {}))
+
+
+def refuse_new_rows(heads: Graft, tuned: str | Path) -> None:
+    """Refuse rows that tuned appended where the base's own model is to be asked: it has no room for them, nor their tokens."""
+    tails = [tail.tensor for tail in tails_of(heads.heads)]
+    if tails:
+        raise InputError(
+            f"{tuned} appended rows to {listed(tails)} (new tokens), which the base's model has no room for: ask a base that has "
+            "them. `skillgraft extract BASE TUNED --entries 1 -o rows.safetensors` and `skillgraft apply BASE "
+            "rows.safetensors -o WITH-ROWS` make one; give WITH-ROWS in place of BASE"
+        )
 
 
 def opened_pair(base: str | Path, tuned: str | Path, *, convert: bool) -> tuple[Checkpoint, Tuned, Tensors, Pairing]:
