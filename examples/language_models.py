@@ -175,12 +175,17 @@ def unlearn(work: Work) -> Iterator[str]:
     work.step("relearned", "combine", graft, "--scale", "-1", "-o", "relearned.safetensors")
     scales = ("--points", "9", "--most", "2", "--keep-control", "0.98")
     asked = ("forget", both, "relearned.safetensors", "--task", "countries", *controls, *work.size.rows, *scales)
-    work.step("forgotten-graft", *asked, "-o", "forgotten.safetensors")
-    work.step("forgotten", "apply", both, "forgotten.safetensors", "-o", "forgotten")
-    tasks = ("--task", "countries", "--task", "nl2bash", "--control", test)
-    models = tuned_of([both, work.folder / "unlearned", work.folder / "forgotten"])
-    measured = work.step("unlearning", "evaluate", work.base, *tasks, *models, *work.size.test)
+    folders = [both, work.folder / "unlearned"]
     yield "\n### countries taken out of a model tuned on countries and nl2bash\n"
+    try:
+        work.step("forgotten-graft", *asked, "-o", "forgotten.safetensors")
+    except SystemExit as refused:
+        yield f"`forget` refuses: {refused}\n"
+    else:
+        work.step("forgotten", "apply", both, "forgotten.safetensors", "-o", "forgotten")
+        folders.append(work.folder / "forgotten")
+    tasks = ("--task", "countries", "--task", "nl2bash", "--control", test)
+    measured = work.step("unlearning", "evaluate", work.base, *tasks, *tuned_of(folders), *work.size.test)
     yield from table(measured)
     yield from repairs(measured)
 

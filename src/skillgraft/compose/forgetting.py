@@ -3,9 +3,9 @@
 The scale is the one with the lowest accuracy on the target task among those at which every control task keeps `keep` of the
 base's accuracy, all on validation rows. 21 scales are tried, from 0 to 3 and 0.15 apart. Accuracy decides for tasks that are
 scored by F1 too: F1 rises where a model without the skill answers yes to everything. Where prompts are completed the task's own
-metric decides; a loss is to rise on the target, and on controls at most to base's loss / `keep`. Where some scale leaves fewer prompts
-completed exactly than the base, the one that leaves the fewest decides before the loss, and of equal ones the smallest. Controls
-may be files of plain text.
+metric decides; a loss is to rise on the target, and on controls at most to base's loss / `keep`. Where some scale leaves fewer
+prompts completed exactly than the base, the one that leaves the fewest decides before the loss, and of equal ones the smallest.
+Controls may be files of plain text.
 """
 
 from __future__ import annotations
