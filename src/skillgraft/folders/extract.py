@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from skillgraft.errors import FormatError, InputError, listed
-from skillgraft.files.regular import VOCABULARY_BYTES, read_bytes
+from skillgraft.errors import InputError, listed
 from skillgraft.folders.chat import travelling_chat
 from skillgraft.folders.checkpoint import Checkpoint, RoundedTensors, ShortenedTensors, Tensors, same_tensor
 from skillgraft.folders.config import refuse_other_settings, travelling_settings
@@ -28,8 +27,8 @@ from skillgraft.folders.lora import LoraCheckpoint, is_plain_lora
 from skillgraft.folders.movement import Progress, check_budget, count_of, most_moved, silent
 from skillgraft.folders.patch import PatchCheckpoint, is_patch
 from skillgraft.folders.reach import refuse_unpermitted
-from skillgraft.folders.tokens import VOCABULARY, appended
-from skillgraft.folders.weight_files import SINGLE, read_json, refuse_adapters
+from skillgraft.folders.tokens import check_same_vocabulary
+from skillgraft.folders.weight_files import SINGLE, refuse_adapters
 from skillgraft.values.graft import Graft
 from skillgraft.values.info import Info, versions
 from skillgraft.values.names import in_layers, is_embedding, is_head
@@ -37,57 +36,7 @@ from skillgraft.values.numbers import Array, bits, is_float
 from skillgraft.values.permitted import tail_problem
 from skillgraft.values.region import Region, Scope
 from skillgraft.values.stream import GraftStream, Mask, Stretch, Where, stretches_of, where_of, windows
-from skillgraft.values.tails import tail_name
-
-
-def check_same_vocabulary(base: Path, tuned: Path) -> None:
-    """Compare the first tokenizer file that both folders have; settings such as padding do not count.
-
-    Tokens that tuned's tokenizer.json has besides the base's travel with the graft.
-    """
-    for name, tokens in _VOCABULARIES.items():
-        ours, theirs = base / name, tuned / name
-        if ours.is_file() and theirs.is_file():
-            before, after = tokens(ours), tokens(theirs)
-            more = name == VOCABULARY and before[:-1] == after[:-1] and appended(base, tuned) is not None
-            if before != after and not more:
-                raise InputError(
-                    f"the tokenizers differ: {ours} and {theirs} do not have the same tokens; a graft needs one vocabulary, to "
-                    "which tokens may have been added at the end"
-                )
-            return
-
-
-def _bytes(path: Path) -> bytes:
-    return read_bytes(path, limit=VOCABULARY_BYTES)
-
-
-def _vocabulary(path: Path) -> dict[str, Any]:
-    return read_json(path, limit=VOCABULARY_BYTES)
-
-
-def _tokens(path: Path) -> Any:
-    """Vocabulary, merges and added tokens of a tokenizer.json."""
-    content = _vocabulary(path)
-    try:
-        model, added = content.get("model") or {}, content.get("added_tokens") or []
-        # Newer files spell a merge as a pair, older ones as two words.
-        merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model.get("merges") or []]
-        return model.get("vocab"), merges, {(token["id"], token["content"]) for token in added}
-    except (AttributeError, KeyError, TypeError) as error:
-        raise FormatError(f"{path}: not a tokenizer ({error!r})") from None
-
-
-# Tokenizer file → what in it makes the vocabulary.
-_VOCABULARIES: Mapping[str, Callable[[Path], Any]] = {
-    VOCABULARY: _tokens,
-    "vocab.json": _vocabulary,
-    "vocab.txt": _bytes,
-    "spiece.model": _bytes,
-    "sentencepiece.bpe.model": _bytes,
-    "tokenizer.model": _bytes,
-}
-
+from skillgraft.values.tails import tail_name, tails_of
 
 Tuned = Checkpoint | LoraCheckpoint | PatchCheckpoint
 
@@ -257,6 +206,17 @@ def check_pair(base: str | Path, tuned: str | Path, *, convert: bool = False) ->
     before, after, source, pairing = opened_pair(base, tuned, convert=convert)
     nothing = Chosen.of(Region(Scope.of("all", pairing.shared), {}))
     return before, source, Graft.collected(_stream(before, after, source, pairing, nothing, {}))
+
+
+def refuse_new_rows(heads: Graft, tuned: str | Path) -> None:
+    """Refuse rows that tuned appended where the base's own model is to be asked: it has no room for them, nor their tokens."""
+    tails = [tail.tensor for tail in tails_of(heads.heads)]
+    if tails:
+        raise InputError(
+            f"{tuned} appended rows to {listed(tails)} (new tokens), which the base's model has no room for: ask a base that has "
+            "them. `skillgraft extract BASE TUNED --entries 1 -o rows.safetensors` and `skillgraft apply BASE "
+            "rows.safetensors -o WITH-ROWS` make one; give WITH-ROWS in place of BASE"
+        )
 
 
 def opened_pair(base: str | Path, tuned: str | Path, *, convert: bool) -> tuple[Checkpoint, Tuned, Tensors, Pairing]:
