@@ -58,13 +58,13 @@ def _bytes(path: Path) -> bytes:
     return read_bytes(path, limit=VOCABULARY_BYTES)
 
 
-def _vocabulary(path: Path) -> dict[str, Any]:
+def _object(path: Path) -> dict[str, Any]:
     return read_json(path, limit=VOCABULARY_BYTES)
 
 
 def _tokens(path: Path) -> Any:
     """Vocabulary, merges and added tokens of a tokenizer.json."""
-    content = _vocabulary(path)
+    content = _object(path)
     try:
         model, added = content.get("model") or {}, content.get("added_tokens") or []
         # Newer files spell a merge as a pair, older ones as two words.
@@ -77,7 +77,7 @@ def _tokens(path: Path) -> Any:
 # Tokenizer file → what in it makes the vocabulary.
 _VOCABULARIES: Mapping[str, Callable[[Path], Any]] = {
     VOCABULARY: _tokens,
-    "vocab.json": _vocabulary,
+    "vocab.json": _object,
     "vocab.txt": _bytes,
     "spiece.model": _bytes,
     "sentencepiece.bpe.model": _bytes,
