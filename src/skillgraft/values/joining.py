@@ -231,7 +231,7 @@ def _union(here: Sequence[Stretch | None], length: int) -> Where:
         return EVERY
     if 32 * sum(map(len, present)) < length:
         return np.unique(np.concatenate([each.positions for each in present]))
-    mask = present[0].mask.copy()
+    mask = present[0].mask
     for each in present[1:]:
         mask[each.where] = True
     return where_of(mask)
@@ -240,8 +240,11 @@ def _union(here: Sequence[Stretch | None], length: int) -> Where:
 def _places(here: Sequence[Stretch | None], union: Where, length: int) -> list[Where]:
     """Where the sites of each stretch that is there stand among those of the union."""
     found: list[Where] = []
-    rank = np.cumsum(union) - 1 if not isinstance(union, slice) and union.dtype == bool else np.empty(0, np.int64)
-    size = length if isinstance(union, slice) else len(positions(union, length))
+    size = length if isinstance(union, slice) else len(union)
+    rank: Indices = np.empty(0, np.int64)
+    if not isinstance(union, slice) and 32 * size >= length:
+        rank = np.empty(length, np.int64)
+        rank[union] = np.arange(size)
     for each in here:
         if each is None:
             continue
@@ -249,11 +252,8 @@ def _places(here: Sequence[Stretch | None], union: Where, length: int) -> list[W
             found.append(EVERY)
         elif isinstance(union, slice):
             found.append(each.positions)
-        elif union.dtype != bool:
-            found.append(np.searchsorted(union, each.positions))
         else:
-            ranks: Indices = rank.take(each.positions).astype(np.int64, copy=False)
-            found.append(ranks)
+            found.append(rank.take(each.positions) if len(rank) else np.searchsorted(union, each.positions))
     return found
 
 
