@@ -273,7 +273,7 @@ def _write(
         restored = replace(edit, layouts=kept.headers)
         fits = bool(kept.headers) and fits_layout(source, restored)
         edit, kept = (restored, kept) if fits else (edit, kept.without_layout())
-    with atomic.new_folder(target, sync=sync) as folder:
+    with atomic.new_folder(target, sync=sync) as folder, source.steady():
         narrow_folder(folder, like=source.path)
         copied = copy_edited(source, folder, edit, skip=["config.json", CARD, BASE_CARD], progress=progress)
         after = ledger()
