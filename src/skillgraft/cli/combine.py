@@ -65,6 +65,8 @@ def run(
     task: Annotated[list[str] | None, typer.Option(metavar="T", help="auto: the tasks, in the grafts' order.")] = None,
     per_task_scales: Annotated[bool, typer.Option("--per-task-scales", help="auto: one scale for each graft.")] = False,
     points: Points = 21,
+    jobs: Annotated[int, typer.Option(help="auto: scales tried side by side; they share the cores.")] = 1,
+    on: Annotated[str | None, typer.Option(metavar="ray|ray://…", help="auto: scales tried on a Ray cluster.")] = None,
     json: Json = False,
     *,
     data: RowsAsked,
@@ -96,8 +98,8 @@ def run(
     options = {name: value for name, value in named.items() if value is not None}
     check_rule(rule, options)
     factor = _factor(scale)
-    if factor is not None and (task or per_task_scales):
-        raise InputError("--task and --per-task-scales are for --scale auto, found --scale " + scale)
+    if factor is not None and (task or per_task_scales or jobs != 1 or on):
+        raise InputError("--task, --per-task-scales, --jobs and --on are for --scale auto, found --scale " + scale)
     asked: dict[str, Any] = {"rule": rule, **options}
     if factor is None:
         if inside or outside:
@@ -107,6 +109,8 @@ def run(
             "head": output.load_graft(head) if head else None,
             "per_task_scales": per_task_scales,
             "points": points,
+            "jobs": jobs,
+            "on": on,
         }
         result = _searched(parts, base, task, data, asked, run_as)
         recipe = _recipe(rule, options, [part.digest for part in parts])

@@ -147,7 +147,9 @@ def float64(numbers: Array) -> Floats:
 
 def difference(a: Array, b: Array) -> Floats:
     """a − b of one format in float64, without copies in between."""
-    found: Floats = np.subtract(*((widen(each) if each.dtype == BFLOAT16 else each) for each in (a, b)), dtype=np.float64)
+    found: Floats = np.subtract(
+        *((widen(each) if each.dtype == BFLOAT16 else each) for each in (a, b)), dtype=np.float64
+    )
     return found
 
 
