@@ -102,6 +102,11 @@ def test_another_question_is_asked(chromium: Any, labels: Running) -> None:
     studio.page.locator("#task").select_option("pets")
     studio.until("() => document.querySelectorAll('.answer .bar').length === 12")
     assert all(set(each) == {"cat", "dog", "mouse"} for each in studio.answers().values())
+    assert studio.page.locator("#question-label").text_content() == "Text, one line each: text_a, text_b"
+    studio.page.locator("#question").fill("the cat\nthe dog")
+    studio.page.wait_for_function("() => document.querySelector('#command').textContent.includes('the dog')")
+    command = studio.page.locator("#command").text_content()
+    assert '"input":{"text_a":"the cat","text_b":"the dog"}' in command
     assert studio.complaints == []
 
 
@@ -158,6 +163,7 @@ def test_the_keyboard_alone_suffices(chromium: Any, labels: Running) -> None:
     page.keyboard.press("Space")
     page.wait_for_selector("#skill-pets:checked")
     tab_to("#scale-pets")
+    assert page.get_by_role("slider", name="Scale of pets").count() == 1
     page.keyboard.press("ArrowRight")
     tab_to("#file")
     tab_to("#question")
@@ -194,6 +200,7 @@ def test_texts_stream_in_side_by_side(chromium: Any, writer_base: Path, tmp_path
         studio.page.wait_for_function("() => !document.querySelector('.answer.busy')")
         titles = studio.page.locator(".answer h3").all_text_contents()
         assert titles == ["base (base)", "bash", "french", "bash+french"]
+        assert studio.page.locator(".answer[aria-busy=true]").count() == 0
         texts = studio.page.locator(".answer .text").all_text_contents()
         assert len(set(texts)) == 4
         assert studio.complaints == []

@@ -21,13 +21,14 @@ from skillgraft.folders.checkpoint import Tensors, chunks
 from skillgraft.values.numbers import Array, widen
 from skillgraft.values.region import Region, Scope
 from skillgraft.values.threads import THREADS, Tally, ahead, together
+from skillgraft.values.topmost import BUCKETS as BUCKETS
+from skillgraft.values.topmost import bucket_of, topmost
 
 Progress = Callable[[int, int], None]
 Floats = npt.NDArray[np.float64]
 # Small enough for two inputs and the difference to stay in a core's cache, large enough to drown numpy's call overhead.
 _BLOCK = 128 * 1024
 _ONE_PASS_BUDGET = 4_000_000
-BUCKETS = 1 << 16
 
 
 def silent(done: int, total: int) -> None:
@@ -71,7 +72,7 @@ def most_moved(base: Tensors, tuned: Tensors, scope: Scope, count: int, *, progr
     )
     tally = Tally(progress, scope.size)
 
-    def topmost(kept: _Topmost) -> _Topmost:
+    def collect(kept: _Topmost) -> _Topmost:
         """Whichever thread is free takes the next stretch, so each of them sees its own in order."""
         while stretches:
             with suppress(IndexError):  # the other one took the last
@@ -86,7 +87,7 @@ def most_moved(base: Tensors, tuned: Tensors, scope: Scope, count: int, *, progr
         kept.shrink()
         return kept
 
-    found = together(topmost, [_Topmost(count, threshold) for _ in range(THREADS)])
+    found = together(collect, [_Topmost(count, threshold) for _ in range(THREADS)])
     numbers, indices = _Topmost.of(count, found).result()
     return Region(scope, {name: np.sort(indices[numbers == number]) for number, name in enumerate(names)})
 
@@ -155,7 +156,7 @@ class _Topmost:
         movements = np.concatenate(self.movements)
         numbers, indices = np.concatenate(self.numbers), np.concatenate(self.indices)
         if len(movements) > self.count:
-            kept = _topmost(movements, self.count)
+            kept = topmost(movements, self.count)
             movements, numbers, indices = movements[kept], numbers[kept], indices[kept]
             self.threshold, self.full = float(movements.min()), True
         self.movements, self.numbers, self.indices, self.held = [movements], [numbers], [indices], len(movements)
@@ -190,15 +191,6 @@ def leading_bits(movement: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint
     return found
 
 
-def _topmost(movements: Floats, count: int) -> npt.NDArray[np.bool_]:
-    """Which `count` to keep. Candidates are in name and index order, so of equal ones the first stay."""
-    edge = np.partition(movements, len(movements) - count)[len(movements) - count]
-    kept: npt.NDArray[np.bool_] = movements > edge
-    ties = np.flatnonzero(movements == edge)
-    kept[ties[: count - int(kept.sum())]] = True
-    return kept
-
-
 def _first_threshold(base: Tensors, tuned: Tensors, scope: Scope, count: int) -> float:
     """A movement that at least `count` entries reach, close below the right one: its leading 16 bits are counted."""
 
@@ -211,8 +203,7 @@ def _first_threshold(base: Tensors, tuned: Tensors, scope: Scope, count: int) ->
     found = np.zeros(BUCKETS, np.int64)
     for tally in ahead(counted, scope.shapes):
         found += tally
-    reached = np.cumsum(found[::-1])[::-1] >= count
-    leading = int(np.flatnonzero(reached)[-1])
+    leading, _ = bucket_of(found, count)
     # float64 movements were rounded, perhaps up to this bound: the number below it is one that they surely reach.
     bound = np.array([leading << 16], np.uint32).view(np.float32)[0]
     return float(np.nextafter(bound, np.float32(0)))
