@@ -384,6 +384,7 @@ def test_the_documented_fields_are_the_real_ones(run: Run, words: str) -> None:
         ("combine a.safetensors b.safetensors --rule union -o x", "1 entries are in more than one graft"),
         ("compare a.safetensors a.safetensors", "a.safetensors, a.safetensors have one name"),
         ("export a.safetensors --to checkpoint -o x", "add --base BASE"),
+        ("export a.safetensors --to patch --remainder -o x", "--remainder is for lora"),
         ("export a.safetensors --to gguf -o x", "'gguf' is not one of 'lora', 'supertuning'"),
         ("inspect BASE", "BASE is a folder, expected an ordinary file"),
         ("extrct BASE TUNED -o x", "No such command 'extrct'. Did you mean 'extract'"),

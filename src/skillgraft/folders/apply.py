@@ -21,8 +21,16 @@ from skillgraft.errors import FormatError, InputError, NotApplied, Overlap, Wron
 from skillgraft.files import atomic
 from skillgraft.folders.beside import narrow_folder
 from skillgraft.folders.chat import agreed_chat, write_chat
-from skillgraft.folders.checkpoint import Checkpoint, renamed
-from skillgraft.folders.fits import check_comparable, check_fits, check_not_on, differ_at, differing, raise_misfit
+from skillgraft.folders.checkpoint import Checkpoint, ShortenedTensors, Tensors, renamed
+from skillgraft.folders.fits import (
+    check_comparable,
+    check_fits,
+    check_not_on,
+    differ_at,
+    differing,
+    own_shape,
+    raise_misfit,
+)
 from skillgraft.folders.ledger import (
     BASE_CARD,
     CARD,
@@ -87,9 +95,17 @@ def _named(grafts: Sequence[GraftLike | Named[Any]], verb: str) -> list[_Given]:
     ]
 
 
-def _based(grafts: Sequence[_Given], source: Checkpoint) -> list[_Given]:
+def _based(grafts: Sequence[_Given], source: Checkpoint, ledger: Ledger) -> list[_Given]:
     """The grafts, packed ones with the model's numbers."""
-    return [replace(named, graft=named.graft.based(source), proved=named.graft.packed) for named in grafts]
+    own = _own(source, ledger)
+    return [replace(named, graft=named.graft.based(own), proved=named.graft.packed) for named in grafts]
+
+
+def _own(source: Checkpoint, ledger: Ledger) -> Tensors:
+    """The model's tensors without rows that applied grafts appended."""
+    grown = {tail.tensor for head in ledger.heads if (tail := tail_of(head))} & source.shapes.keys()
+    shapes = {name: shape for name in grown if (shape := own_shape(source, ledger, name))}
+    return ShortenedTensors(source, {**source.shapes, **shapes}) if grown else source
 
 
 def _scaled(grafts: Sequence[_Given], scale: Scales) -> list[_Given]:
@@ -133,7 +149,7 @@ def check(base: str | Path, *grafts: GraftLike | Named[Any], strict: bool = Fals
     ledger = Ledger.of(source)
     problem = ""
     try:
-        given = _based(given, source)
+        given = _based(given, source, ledger)
         for named in given:
             check_not_on(source, named.graft, ledger, file=named.file)
             check_fits(source, named.graft, ledger, file=named.file)
@@ -184,7 +200,7 @@ def _apply(
 ) -> WrittenFolder:
     source = _open_for(base, out)
     before = Ledger.of(source)
-    grafts = _based(grafts, source)
+    grafts = _based(grafts, source, before)
     deciding = [named.graft for named in grafts] if head is None else [_head_of(grafts, head)]
     whole = _frame([named.scaled for named in grafts], head)
     for named in grafts:
@@ -306,7 +322,7 @@ def _write(
     if not any("tokens" in layer.chat for layer in before.applied) and tokens:
         refuse_kept_names(source.path)
     skip = ["config.json", CARD, BASE_CARD, *(OWN if tokens else ())]
-    with atomic.new_folder(target, sync=sync) as folder:
+    with atomic.new_folder(target, sync=sync) as folder, source.steady():
         narrow_folder(folder, like=source.path)
         copied = copy_edited(source, folder, edit, skip=skip, progress=progress)
         after = ledger()
@@ -349,7 +365,8 @@ def _sum_on(layer: Layer, given: Mapping[str, _Given], source: Checkpoint) -> Gr
             f"{listed(packed)} is packed, and came on {source.path} scaled or as a part of a sum: the base's numbers cannot "
             "be told from these; unpack it with `skillgraft combine G --base BASE -o OUT` and take that off"
         )
-    grafts = [given[member.digest].graft.based(source, "after") for member in layer.members]
+    own = _own(source, Ledger.of(source))
+    grafts = [given[member.digest].graft.based(own, "after") for member in layer.members]
     on = summed([member.scale * graft.without_heads() for member, graft in zip(layer.members, grafts, strict=True)])
     for name in on.counts:
         check_comparable(source, on, name, files, Ledger.of(source))

@@ -1,4 +1,4 @@
-"""Tokens that a tuned model appended to its base's: chat markers and the like. They travel with a graft.
+"""The vocabularies of base and tuned; tokens that tuned appended, chat markers and the like, which travel with a graft.
 
 A tokenizer is large and a graft small, so what travels is what was added: the entries of tokenizer.json's `added_tokens`, and
 which tokens begin, end and pad a text. They are a part of the graft's `chat` item; the embeddings' new rows are tails
@@ -10,12 +10,12 @@ Refused: a vocabulary that differs in anything else, tokens whose numbers or tex
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from skillgraft.errors import FormatError, InputError, listed
-from skillgraft.files.regular import VOCABULARY_BYTES
+from skillgraft.files.regular import VOCABULARY_BYTES, read_bytes
 from skillgraft.folders.beside import copy_file
 from skillgraft.folders.weight_files import read_json
 
@@ -36,14 +36,60 @@ def kept_as(name: str) -> str:
 OWN = (*FILES, *map(kept_as, FILES))  # files of a copy that are not copied like the others
 
 
+def check_same_vocabulary(base: Path, tuned: Path) -> None:
+    """Compare the first tokenizer file that both folders have; settings such as padding do not count.
+
+    Tokens that tuned's tokenizer.json has besides the base's travel with the graft.
+    """
+    for name, tokens in _VOCABULARIES.items():
+        ours, theirs = base / name, tuned / name
+        if ours.is_file() and theirs.is_file():
+            before, after = tokens(ours), tokens(theirs)
+            more = name == VOCABULARY and before[:-1] == after[:-1] and appended(base, tuned) is not None
+            if before != after and not more:
+                raise InputError(
+                    f"the tokenizers differ: {ours} and {theirs} do not have the same tokens; a graft needs one vocabulary, to "
+                    "which tokens may have been added at the end"
+                )
+            return
+
+
+def _bytes(path: Path) -> bytes:
+    return read_bytes(path, limit=VOCABULARY_BYTES)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    return read_json(path, limit=VOCABULARY_BYTES)
+
+
+def _tokens(path: Path) -> Any:
+    """Vocabulary, merges and added tokens of a tokenizer.json."""
+    content = _object(path)
+    try:
+        model, added = content.get("model") or {}, content.get("added_tokens") or []
+        # Newer files spell a merge as a pair, older ones as two words.
+        merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model.get("merges") or []]
+        return model.get("vocab"), merges, {(token["id"], token["content"]) for token in added}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise FormatError(f"{path}: not a tokenizer ({error!r})") from None
+
+
+# Tokenizer file → what in it makes the vocabulary.
+_VOCABULARIES: Mapping[str, Callable[[Path], Any]] = {
+    VOCABULARY: _tokens,
+    "vocab.json": _object,
+    "vocab.txt": _bytes,
+    "spiece.model": _bytes,
+    "sentencepiece.bpe.model": _bytes,
+    "tokenizer.model": _bytes,
+}
+
+
 def appended(base: Path, tuned: Path) -> list[dict[str, Any]] | None:
     """The tokens that only tuned's tokenizer.json has; None unless all of base's are there, unchanged, under their numbers."""
-    ours, theirs = (read_json(folder / VOCABULARY, limit=VOCABULARY_BYTES) for folder in (base, tuned))
-    try:
-        before, after = ({(t["id"], t["content"]) for t in each.get("added_tokens") or []} for each in (ours, theirs))
-        new = [token for token in theirs.get("added_tokens") or [] if (token["id"], token["content"]) not in before]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise FormatError(f"{tuned / VOCABULARY}: not a tokenizer ({error!r})") from None
+    ours, theirs = (_vocabulary(folder / VOCABULARY) for folder in (base, tuned))
+    before, after = ({(t["id"], t["content"]) for t in _added(each)} for each in (ours, theirs))
+    new = [token for token in _added(theirs) if (token["id"], token["content"]) not in before]
     if not before <= after or _clashing(ours, new):
         return None
     return [{key: token[key] for key in ("id", "content", *_FLAGS) if key in token} for token in new]
@@ -94,7 +140,7 @@ def check_new(folder: Path, chat: Mapping[str, Any], *, rows: int | None, file: 
         return
     if not (folder / VOCABULARY).is_file():
         raise InputError(f"{file} brings {len(tokens)} tokens, but {folder} has no {VOCABULARY} to add them to")
-    if clash := _clashing(read_json(folder / VOCABULARY, limit=VOCABULARY_BYTES), tokens):
+    if clash := _clashing(_vocabulary(folder / VOCABULARY), tokens):
         raise InputError(
             f"{file} brings tokens whose numbers or texts the tokenizer of {folder} has already: {listed(clash)}; "
             "it was made for a base without them"
@@ -119,7 +165,8 @@ def write_tokens(source: Path, layers: Sequence[Mapping[str, Any]], folder: Path
             copy_file(original, folder / name)
             continue
         copy_file(original, folder / kept_as(name))
-        content = add(read_json(original, limit=VOCABULARY_BYTES), tokens, roles)
+        read = _vocabulary if name == VOCABULARY else read_json
+        content = add(read(original), tokens, roles)
         copy_file(original, folder / name)  # its permissions
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -145,17 +192,43 @@ def _with_roles(content: Any, tokens: Iterable[Token], roles: Mapping[str, str])
 
 def _clashing(content: Mapping[str, Any], tokens: Iterable[Token]) -> list[str]:
     """The tokens' texts whose number or text a tokenizer.json has already."""
-    model = content.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    words = vocabulary if isinstance(vocabulary, dict) else {}
-    if isinstance(
-        vocabulary, list
-    ):  # of a unigram model: pairs of a text and its weight, in the order of their numbers
-        words = {pair[0]: number for number, pair in enumerate(vocabulary)}
-    added = content.get("added_tokens") or []
+    words, added = _words(content), _added(content)
     texts = {*words, *(token["content"] for token in added)}
     numbers = {*words.values(), *(token["id"] for token in added)}
     return [str(token["content"]) for token in tokens if token["content"] in texts or token["id"] in numbers]
+
+
+def _vocabulary(path: Path) -> dict[str, Any]:
+    """A tokenizer.json whose words and tokens have the form that is relied on."""
+    content = read_json(path, limit=VOCABULARY_BYTES)
+    added = content.get("added_tokens") or []
+    if not isinstance(added, list) or not all(_is_numbered(token) for token in added):
+        raise FormatError(f"{path}: not a tokenizer: expected added_tokens, a list of objects with an id and a content")
+    if not all(isinstance(text, str) and type(number) is int for text, number in _words(content).items()):
+        raise FormatError(f"{path}: not a tokenizer: expected a vocabulary of texts and their numbers")
+    return content
+
+
+def _is_numbered(token: Any) -> bool:
+    return isinstance(token, dict) and type(token.get("id")) is int and isinstance(token.get("content"), str)
+
+
+def _added(content: Mapping[str, Any]) -> list[Any]:
+    return content.get("added_tokens") or []
+
+
+def _words(content: Mapping[str, Any]) -> Mapping[Any, Any]:
+    """Word → number. Unigram models have pairs of a text and its weight, in the order of their numbers."""
+    model = content.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, list):
+        return {_first(pair): number for number, pair in enumerate(vocabulary)}
+    return vocabulary if isinstance(vocabulary, dict) else {}
+
+
+def _first(pair: Any) -> Any:
+    """A pair's text; None for what is no pair."""
+    return pair[0] if isinstance(pair, list) and pair and isinstance(pair[0], str) else None
 
 
 def _roles(folder: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from skillgraft.errors import InputError, WrongBase, listed
 from skillgraft.folders.checkpoint import Checkpoint
-from skillgraft.folders.extract import check_pair, extract, is_adapter
+from skillgraft.folders.extract import check_pair, extract, is_adapter, refuse_new_rows
 from skillgraft.folders.hub import located
 from skillgraft.folders.ledger import LEDGER
 from skillgraft.folders.weight_files import ADAPTER, has_adapters, read_json
@@ -245,7 +245,7 @@ def _sorted_out(
 
 def _check_folder(base: Path, folder: Path, *, convert: bool) -> None:
     if not has_adapters(folder):
-        check_pair(base, folder, convert=convert)
+        refuse_new_rows(check_pair(base, folder, convert=convert)[2], folder)
         return
     wanted, found = stated_base(folder / ADAPTER), Checkpoint.open(base).fingerprint
     if wanted and wanted != found:
