@@ -6,7 +6,7 @@ For each set the base is tuned (and once more with a proximal pull, and with P1'
 the budgeted search at each density, at scale 1 and at the scale that validation NLL chooses, once by P1's search, and all are
 measured on test rows: NLL per token, exact match, share of tuned's improvement, size, and three answers. Of one set the search
 is taken among all entries and in float32 as well. Everything made is kept in `--store` and never made again;
-docs/results/completions (or `--out`) is written from what is there, after every set. One thread.
+completions.json and its page in docs/results (or `--out`) are written from what is there, after every set. One thread.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", default=list(SETS), help="none: only the page is written")
     parser.add_argument("--profile", default="full", choices=PROFILES)
     parser.add_argument("--store", type=Path, default=Path("results/completions"))
-    parser.add_argument("--out", type=Path, default=Path("docs/results/completions"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     asked = parser.parse_args()
     import torch
 
