@@ -210,10 +210,11 @@ def test_inspect_says_it_in_plain_words(
     run: Run = runner(tmp_path, monkeypatch, capsys)
     graft = extract(*pair)
     graft.save(tmp_path / "g.safetensors")
-    said, first = run("inspect", "g.safetensors").out, next(tail.first for n in graft.heads if (tail := tail_of(n)))
+    said = " ".join(run("inspect", "g.safetensors").out.split())
+    first = next(tail.first for name in graft.heads if (tail := tail_of(name)))
     assert f"new tokens, 2: '<|im_start|>' ({first}), '<|im_end|>' ({first + 1})" in said
     assert "tokenizer: eos_token '<|im_end|>'" in said
-    assert f"would append rows: 5 to embed_tokens.weight, after row {first - 1}" in " ".join(said.split())
+    assert f"would append rows: 5 to embed_tokens.weight, after row {first - 1}" in said
     assert "a token that the base has" in said
 
 

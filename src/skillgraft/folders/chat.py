@@ -100,13 +100,26 @@ def write_chat(base: Mapping[str, str], layers: Sequence[Chat], folder: Path) ->
     if template is not None:
         files[TEMPLATE] = template.encode().decode("latin-1")
     if stops:
-        before = json.loads(base[GENERATION].encode("latin-1")) if GENERATION in base else {}
+        before = _settings(base[GENERATION]) if GENERATION in base else {}
         files[GENERATION] = (json.dumps({**before, **stops}, indent=2) + "\n").encode().decode("latin-1")
     for name in (TEMPLATE, GENERATION):
         if name in files:
             (folder / name).write_bytes(files[name].encode("latin-1"))
         else:
             (folder / name).unlink(missing_ok=True)
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """What the base's generation_config.json says."""
+    try:
+        found = json.loads(text.encode("latin-1"))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(
+            f"the base's {GENERATION} is not valid JSON, so no graft can set tokens in it: {error}"
+        ) from None
+    if not isinstance(found, dict):
+        raise FormatError(f"the base's {GENERATION} holds no JSON object, so no graft can set tokens in it")
+    return found
 
 
 def _template(folder: Path) -> str:

@@ -165,6 +165,8 @@ def _checked(ledger: Ledger) -> Ledger:
     chats = ledger.base_chat
     if not isinstance(chats, dict) or not all(isinstance(text, str) for text in (*chats, *chats.values())):
         raise ValueError("base_chat must hold texts")
+    for text in chats.values():
+        text.encode("latin-1")  # a file's bytes, one by one
     for layer in ledger.applied:
         check_chat(layer.chat, LEDGER)
     if ledger.base_config and not isinstance(json.loads(ledger.base_config), dict):

@@ -100,8 +100,10 @@ def in_words(graft: Graft | GraftStream) -> list[str]:
     }
     would = [f"would {verb}: {listed(found, most=20)}" for verb, found in kinds.items() if found]
     tokenizer = "a token that the base has" if tokens else "the tokenizer"
+    sandbox = " outside the sandbox that chat templates run in" if "template" in _of_chat(graft) else ""
     cannot = (
-        f"cannot: run code, touch another tensor, another key of config.json, {tokenizer} or any file outside the copy"
+        f"cannot: run code{sandbox}, touch another tensor, another key of config.json, {tokenizer} "
+        "or any file outside the copy"
     )
     return [f"would change: {sites}", *would, *_refusals(graft), cannot]
 

@@ -58,13 +58,13 @@ def _bytes(path: Path) -> bytes:
     return read_bytes(path, limit=VOCABULARY_BYTES)
 
 
-def _vocabulary(path: Path) -> dict[str, Any]:
+def _object(path: Path) -> dict[str, Any]:
     return read_json(path, limit=VOCABULARY_BYTES)
 
 
 def _tokens(path: Path) -> Any:
     """Vocabulary, merges and added tokens of a tokenizer.json."""
-    content = _vocabulary(path)
+    content = _object(path)
     try:
         model, added = content.get("model") or {}, content.get("added_tokens") or []
         # Newer files spell a merge as a pair, older ones as two words.
@@ -77,7 +77,7 @@ def _tokens(path: Path) -> Any:
 # Tokenizer file → what in it makes the vocabulary.
 _VOCABULARIES: Mapping[str, Callable[[Path], Any]] = {
     VOCABULARY: _tokens,
-    "vocab.json": _vocabulary,
+    "vocab.json": _object,
     "vocab.txt": _bytes,
     "spiece.model": _bytes,
     "sentencepiece.bpe.model": _bytes,
@@ -87,12 +87,9 @@ _VOCABULARIES: Mapping[str, Callable[[Path], Any]] = {
 
 def appended(base: Path, tuned: Path) -> list[dict[str, Any]] | None:
     """The tokens that only tuned's tokenizer.json has; None unless all of base's are there, unchanged, under their numbers."""
-    ours, theirs = (read_json(folder / VOCABULARY, limit=VOCABULARY_BYTES) for folder in (base, tuned))
-    try:
-        before, after = ({(t["id"], t["content"]) for t in each.get("added_tokens") or []} for each in (ours, theirs))
-        new = [token for token in theirs.get("added_tokens") or [] if (token["id"], token["content"]) not in before]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise FormatError(f"{tuned / VOCABULARY}: not a tokenizer ({error!r})") from None
+    ours, theirs = (_vocabulary(folder / VOCABULARY) for folder in (base, tuned))
+    before, after = ({(t["id"], t["content"]) for t in _added(each)} for each in (ours, theirs))
+    new = [token for token in _added(theirs) if (token["id"], token["content"]) not in before]
     if not before <= after or _clashing(ours, new):
         return None
     return [{key: token[key] for key in ("id", "content", *_FLAGS) if key in token} for token in new]
@@ -143,7 +140,7 @@ def check_new(folder: Path, chat: Mapping[str, Any], *, rows: int | None, file: 
         return
     if not (folder / VOCABULARY).is_file():
         raise InputError(f"{file} brings {len(tokens)} tokens, but {folder} has no {VOCABULARY} to add them to")
-    if clash := _clashing(read_json(folder / VOCABULARY, limit=VOCABULARY_BYTES), tokens):
+    if clash := _clashing(_vocabulary(folder / VOCABULARY), tokens):
         raise InputError(
             f"{file} brings tokens whose numbers or texts the tokenizer of {folder} has already: {listed(clash)}; "
             "it was made for a base without them"
@@ -168,7 +165,8 @@ def write_tokens(source: Path, layers: Sequence[Mapping[str, Any]], folder: Path
             copy_file(original, folder / name)
             continue
         copy_file(original, folder / kept_as(name))
-        content = add(read_json(original, limit=VOCABULARY_BYTES), tokens, roles)
+        read = _vocabulary if name == VOCABULARY else read_json
+        content = add(read(original), tokens, roles)
         copy_file(original, folder / name)  # its permissions
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -194,17 +192,43 @@ def _with_roles(content: Any, tokens: Iterable[Token], roles: Mapping[str, str])
 
 def _clashing(content: Mapping[str, Any], tokens: Iterable[Token]) -> list[str]:
     """The tokens' texts whose number or text a tokenizer.json has already."""
-    model = content.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    words = vocabulary if isinstance(vocabulary, dict) else {}
-    if isinstance(
-        vocabulary, list
-    ):  # of a unigram model: pairs of a text and its weight, in the order of their numbers
-        words = {pair[0]: number for number, pair in enumerate(vocabulary)}
-    added = content.get("added_tokens") or []
+    words, added = _words(content), _added(content)
     texts = {*words, *(token["content"] for token in added)}
     numbers = {*words.values(), *(token["id"] for token in added)}
     return [str(token["content"]) for token in tokens if token["content"] in texts or token["id"] in numbers]
+
+
+def _vocabulary(path: Path) -> dict[str, Any]:
+    """A tokenizer.json whose words and tokens have the form that is relied on."""
+    content = read_json(path, limit=VOCABULARY_BYTES)
+    added = content.get("added_tokens") or []
+    if not isinstance(added, list) or not all(_is_numbered(token) for token in added):
+        raise FormatError(f"{path}: not a tokenizer: expected added_tokens, a list of objects with an id and a content")
+    if not all(isinstance(text, str) and type(number) is int for text, number in _words(content).items()):
+        raise FormatError(f"{path}: not a tokenizer: expected a vocabulary of texts and their numbers")
+    return content
+
+
+def _is_numbered(token: Any) -> bool:
+    return isinstance(token, dict) and type(token.get("id")) is int and isinstance(token.get("content"), str)
+
+
+def _added(content: Mapping[str, Any]) -> list[Any]:
+    return content.get("added_tokens") or []
+
+
+def _words(content: Mapping[str, Any]) -> Mapping[Any, Any]:
+    """Word → number. Unigram models have pairs of a text and its weight, in the order of their numbers."""
+    model = content.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, list):
+        return {_first(pair): number for number, pair in enumerate(vocabulary)}
+    return vocabulary if isinstance(vocabulary, dict) else {}
+
+
+def _first(pair: Any) -> Any:
+    """A pair's text; None for what is no pair."""
+    return pair[0] if isinstance(pair, list) and pair and isinstance(pair[0], str) else None
 
 
 def _roles(folder: Path) -> dict[str, str]:
