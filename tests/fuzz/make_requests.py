@@ -24,6 +24,8 @@ def requests() -> None:
     }
     for name, asked in bodies.items():
         put("request", name, json.dumps(asked, ensure_ascii=False).encode())
+    put("headers", "own-page", b"127.0.0.1:8000\nhttp://127.0.0.1:8000\nBearer 0123456789abcdef")
+    put("headers", "allowed", b"[::1]:8000\nhttps://ours.example\nbearer 0123456789abcdef")
     put("names", "one", b"sst2")
     put("names", "sum", b"bash+-0.5*french + 1e-3*a.b_c-d")
 

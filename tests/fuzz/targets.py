@@ -30,7 +30,7 @@ from skillgraft.values.graft import stream_of
 from skillgraft.values.numbers import same_bits
 from tests.model_folders import content
 
-from .online import HTTP, HUB, read_http, read_hub, read_names, read_request
+from .online import HTTP, HUB, read_headers, read_http, read_hub, read_names, read_request
 from .room import base_content, graft, home, talking
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -219,6 +219,7 @@ TARGETS: Mapping[str, Target] = {
     "pictures": Target(PICTURES, read_pictures),
     "saved": Target(SAVED, lambda folder: void(read_table(str(folder), ("text", "label")))),
     "request": Target(("body.json",), read_request),
+    "headers": Target(("headers",), read_headers),
     "names": Target(("sum",), read_names),
     "http": Target(HTTP, read_http),
     "hub": Target(HUB, read_hub),

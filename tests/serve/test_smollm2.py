@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from skillgraft.opening.unpack import unpack
+from skillgraft.serve.limits import Limits
 from tests.readouts.test_real_models import package_folder
 
 from .serving import Running, applied, client, parted, running, skill, write_skills
@@ -36,13 +37,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def smollm2(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     grafts = {name: skill(base, seed, share=1e-4, size=0.3) for seed, name in enumerate(("bash", "french"))}
-    with running(base, write_skills(tmp_path_factory.mktemp("skills"), grafts)) as run:
+    limits = Limits(seconds=900.0)  # on a machine that is busy with other things
+    with running(base, write_skills(tmp_path_factory.mktemp("skills"), grafts), limits=limits) as run:
         yield run
 
 
 def test_greedy_texts_are_those_of_generate(smollm2: Running, base: Path, tmp_path: Path) -> None:
     """All models at the same time, texts and a streamed chat: token for token, but where the two likeliest are level."""
-    ask, tokenizer = client(smollm2), smollm2.service.answering
+    ask, tokenizer = client(smollm2).with_options(timeout=900), smollm2.service.answering
     talk = [{"role": "user", "content": PROMPTS[-1]}]
 
     def written(model: str) -> list[str]:
