@@ -1,11 +1,11 @@
 """Grafts as LoRA adapters on real models: their ranks, what PEFT makes of them, and what a limit on the rank costs.
 
-    SKILLGRAFT_DATA=… OMP_NUM_THREADS=1 python examples/adapters.py ranks|peft|narrow WORK MiniLM=BASE [MPNet=BASE SmolLM2=BASE]
+    SKILLGRAFT_DATA=… OMP_NUM_THREADS=1 python examples/adapters.py ranks|peft|narrow WORK MiniLM=BASE [MPNet=BASE,TUNED …]
 
 `ranks` tables the rank of the entries that moved most at each density (examples/ranks.py), `peft` base and adapter in PEFT beside
-the applied folder, `narrow` the validation scores of searches with and without `--max-rank`. Each base is tuned first, shortly:
-language models on nl2bash with AdamW, encoders on sst2 with SGD. Every step is a `skillgraft` command whose output is kept in
-WORK: finished steps are not run again. The table stands at the end, in Markdown.
+the applied folder, `narrow` the validation scores of searches with and without `--max-rank`. A base without a TUNED is tuned
+first, shortly: language models on nl2bash with AdamW, encoders on sst2 with SGD. Every step is a `skillgraft` command whose
+output is kept in WORK: finished steps are not run again. The table stands at the end, in Markdown.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ranks import table
 
 from skillgraft import Graft, apply, export_lora
 from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.interop.lora import REMAINDER
 from skillgraft.values.numbers import bits
 
 # Kind of model → its rows, how it is tuned, its task, and the scale at which its grafts are put on.
@@ -30,12 +31,13 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "encoder": ("--train-rows", "400", "--validation-rows", "200", "--max-length", "64"),
 }
 TUNING: Mapping[str, tuple[str, ...]] = {
-    "causal": ("--optimizer", "adamw", "--lr", "2e-4", "--schedule", "linear", "--steps", "60", "--batch-size", "4"),
+    "causal": ("--optimizer", "adamw", "--lr", "2e-4", "--schedule", "linear", "--steps", "30", "--batch-size", "4"),
     "encoder": ("--lr", "0.02", "--clip-norm", "1", "--steps", "60", "--batch-size", "16"),
 }
-TASKS, SCALES = {"causal": "nl2bash", "encoder": "sst2"}, {"causal": "16", "encoder": "1"}
-SEARCH = ("--method", "budgeted", "--steps", "12", "--batch-size", "8", "--density", "1e-3", "--scope", "matrices")
+TASKS, SCALES = {"causal": "nl2bash", "encoder": "sst2"}, {"causal": "8", "encoder": "1"}
+SEARCH = ("--method", "movement", "--density", "1e-3", "--scope", "matrices")
 RANKS = (None, 64, 16)
+GIVEN: dict[str, Path] = {}  # fine-tunes named on the command line
 
 
 def kind(base: Path) -> str:
@@ -45,7 +47,9 @@ def kind(base: Path) -> str:
 
 
 def tuned(work: Work, name: str) -> Path:
-    """The short fine-tune of a base."""
+    """The fine-tune of a base: the one that was given, or a short one."""
+    if name in GIVEN:
+        return GIVEN[name]
     how = kind(work.base)
     asked = ("--task", TASKS[how], *ROWS[how], *TUNING[how])
     work.step(f"tuned-{name}", "finetune", work.base, *asked, "-o", f"tuned-{name}")
@@ -83,8 +87,8 @@ def _score(scores: Mapping[str, float]) -> str:
 
 def peft(works: Mapping[str, Work]) -> Iterator[str]:
     """Grafts of 1e-4: base and adapter in PEFT, in float32, beside the applied folder; merged by it in the base's format."""
-    yield "| model | entries | rank | ‖difference‖ / ‖output‖ | the base without it | merged otherwise |"
-    yield "|---|---|---|---|---|---|"
+    yield "| model | entries | rank | ‖difference‖ / ‖output‖ | the base without it | merged otherwise | with the remainder |"
+    yield "|---|---|---|---|---|---|---|"
     for name, work in works.items():
         folder = tuned(work, name)
         step = f"{name}-1e-4"
@@ -103,13 +107,13 @@ class InPeft:
     difference: float
     without: float
     merged_otherwise: int
+    with_remainder: int
 
     @property
     def row(self) -> str:
         missed = f"{self.merged_otherwise:,} ({self.merged_otherwise / self.entries:.2%})"
-        return (
-            f"| {self.name} | {self.entries:,} | {self.rank} | {self.difference:.1e} | {self.without:.1e} | {missed} |"
-        )
+        outputs = f"{self.difference:.1e} | {self.without:.1e}"
+        return f"| {self.name} | {self.entries:,} | {self.rank} | {outputs} | {missed} | {self.with_remainder:,} |"
 
 
 def in_peft(name: str, base: Path, graft: Graft) -> InPeft:
@@ -117,19 +121,28 @@ def in_peft(name: str, base: Path, graft: Graft) -> InPeft:
     from peft import PeftModel
 
     with tempfile.TemporaryDirectory() as room:
-        on, adapter, whole = (Path(room) / part for part in ("on", "adapter", "merged"))
-        made = export_lora(graft, base, adapter)
+        on, adapter = Path(room) / "on", Path(room) / "adapter"
+        made = export_lora(graft, base, adapter, remainder=True)
         apply(base, graft, out=on)
         wanted = outputs(opened(on, "float32"))
         found = outputs(PeftModel.from_pretrained(opened(base, "float32"), adapter))
         without = outputs(opened(base, "float32"))
-        PeftModel.from_pretrained(opened(base, "auto"), adapter).merge_and_unload().save_pretrained(whole)
-        merged, after = Checkpoint.open(whole), Checkpoint.open(on)
-        missed = sum(
-            int((bits(merged.flat(tensor)[at]) != bits(after.flat(tensor)[at])).sum())
-            for tensor, at in graft.region.sites.items()
-        )
-    return InPeft(name, made.entries, made.rank, _off(found, wanted), _off(without, wanted), missed)
+        missed = [sites_missed(base, adapter, graft, Path(room) / str(both), both=both) for both in (False, True)]
+    return InPeft(name, made.entries, made.rank, _off(found, wanted), _off(without, wanted), *missed)
+
+
+def sites_missed(base: Path, adapter: Path, graft: Graft, whole: Path, *, both: bool) -> int:
+    """At how many sites a merge by PEFT differs from the graft's numbers; `both` merges the remainder too, where there is one."""
+    from peft import PeftModel
+
+    model, names = PeftModel.from_pretrained(opened(base, "auto"), adapter), ["default"]
+    if both and (adapter / REMAINDER).is_dir():
+        model.load_adapter(adapter / REMAINDER, REMAINDER)
+        names.append(REMAINDER)
+    model.merge_and_unload(adapter_names=names).save_pretrained(whole)
+    merged = Checkpoint.open(whole)
+    pairs = ((merged.flat(tensor)[at], graft.written(tensor)) for tensor, at in graft.region.sites.items())
+    return sum(int((bits(found) != bits(wanted)).sum()) for found, wanted in pairs)
 
 
 def opened(folder: Path, dtype: str) -> Any:
@@ -161,11 +174,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("work", type=Path)
-    parser.add_argument("bases", nargs="+", metavar="NAME=BASE")
+    parser.add_argument("bases", nargs="+", metavar="NAME=BASE[,TUNED]")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
-    pairs = (pair.partition("=") for pair in given.bases)
-    works = {name: Work(Path(base).absolute(), given.work.absolute(), SHORT) for name, _, base in pairs}
+    works = {}
+    for name, _, folders in (pair.partition("=") for pair in given.bases):
+        base, _, fine = folders.partition(",")
+        works[name] = Work(Path(base).absolute(), given.work.absolute(), SHORT)
+        GIVEN.update({name: Path(fine).absolute()} if fine else {})
     for line in PARTS[given.part](works):
         print(line, flush=True)
 

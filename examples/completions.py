@@ -250,10 +250,19 @@ def _notes(found: Found) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def write_page(store: Path, scale: Scale, base: Path, out: Path) -> None:
+    """What is there so far, as JSON and as a page."""
+    result = page(store, scale, base)
+    out.mkdir(parents=True, exist_ok=True)
+    save_result(result, out / "completions.json")
+    with atomic.new_file(out / "completions.md", overwrite=True) as file:
+        file.write_text(markdown(result, level=1) + f"\n```json\n{json.dumps(result.made)}\n```\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--base", type=Path, required=True, help="a causal language model's folder")
-    parser.add_argument("--sets", nargs="*", default=list(SETS), choices=SETS)
+    parser.add_argument("--sets", nargs="*", default=list(SETS), help="none: only the page is written")
     parser.add_argument("--profile", default="full", choices=PROFILES)
     parser.add_argument("--store", type=Path, default=Path("results/completions"))
     parser.add_argument("--out", type=Path, default=Path("docs/results/completions"))
@@ -264,13 +273,9 @@ def main() -> None:
     scale = PROFILES[asked.profile]
     for name in asked.sets:
         measure(name, asked.base, asked.store, scale)
-        result = page(asked.store, scale, asked.base)
-        asked.out.mkdir(parents=True, exist_ok=True)
-        save_result(result, asked.out / "completions.json")
-        with atomic.new_file(asked.out / "completions.md", overwrite=True) as file:
-            file.write_text(
-                markdown(result, level=1) + f"\n```json\n{json.dumps(result.made)}\n```\n", encoding="utf-8"
-            )
+        write_page(asked.store, scale, asked.base, asked.out)
+    if not asked.sets:
+        write_page(asked.store, scale, asked.base, asked.out)
 
 
 if __name__ == "__main__":

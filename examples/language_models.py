@@ -163,16 +163,29 @@ def repair(work: Work, task: str, other: str) -> Iterator[str]:
 
 
 def unlearn(work: Work) -> Iterator[str]:
-    """One model tuned on two tasks; the one is taken out by a search back to BASE, with the other as a control."""
+    """One model tuned on two tasks; the one is taken out by a search back to BASE, with the other as a control.
+
+    The graft found goes on as it is, and at the scale that `forget` chooses.
+    """
     train, test = work.texts()
     both = work.tuned("both", "countries", "nl2bash", how=work.size.gently)
     controls = ("--control", "nl2bash", "--control", str(train))
     graft = work.searched("unlearn", work.base, "--task", "countries", "--labels", "tuned", *controls, base=both)
     work.step("unlearned", "apply", both, graft, "-o", "unlearned")
-    tasks = ("--task", "countries", "--task", "nl2bash", "--control", test)
-    models = tuned_of([both, work.folder / "unlearned"])
-    measured = work.step("unlearning", "evaluate", work.base, *tasks, *models, *work.size.test)
+    work.step("relearned", "combine", graft, "--scale", "-1", "-o", "relearned.safetensors")
+    scales = ("--points", "9", "--most", "2", "--keep-control", "0.98")
+    asked = ("forget", both, "relearned.safetensors", "--task", "countries", *controls, *work.size.rows, *scales)
+    folders = [both, work.folder / "unlearned"]
     yield "\n### countries taken out of a model tuned on countries and nl2bash\n"
+    try:
+        work.step("forgotten-graft", *asked, "-o", "forgotten.safetensors")
+    except SystemExit as refused:
+        yield f"`forget` refuses: {refused}\n"
+    else:
+        work.step("forgotten", "apply", both, "forgotten.safetensors", "-o", "forgotten")
+        folders.append(work.folder / "forgotten")
+    tasks = ("--task", "countries", "--task", "nl2bash", "--control", test)
+    measured = work.step("unlearning", "evaluate", work.base, *tasks, *tuned_of(folders), *work.size.test)
     yield from table(measured)
     yield from repairs(measured)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -137,3 +139,28 @@ def test_leftovers_of_others_stay_where_one_cannot_ask_for_their_process(machine
 def test_there_is_a_processor(machine: str) -> None:
     assert machine
     assert system.cores() >= 1
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_signals_end_the_server_where_the_event_loop_takes_none(taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = pytest.importorskip("skillgraft.serve.running")
+    ended: list[int] = []
+
+    async def serve() -> None:
+        if taken:
+            monkeypatch.setattr(type(asyncio.get_running_loop()), "add_signal_handler", _not_implemented)
+        running._on_signals(lambda number, _frame: ended.append(number))
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        asyncio.run(serve())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ended == [signal.SIGTERM]
+
+
+def _not_implemented(*_: Any) -> None:
+    raise NotImplementedError

@@ -10,11 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skillgraft import Graft, apply, check, combine, diff, extract, remove
+from skillgraft import (
+    Data,
+    Graft,
+    apply,
+    check,
+    combine,
+    diff,
+    evaluate,
+    extract,
+    grafted,
+    localize,
+    remove,
+)  # fmt: skip
 from skillgraft.errors import HeadConflict, InputError, SkillgraftError, WrongBase
 from skillgraft.folders.tokens import MOST_TOKENS, kept_as
 from skillgraft.values.tails import tail_name, tail_of, vocabulary_size
-from tests.completing import CHAT, chatting
+from tests.completing import CHAT, chatting, write_facts
 from tests.model_folders import content, same_weights, tensors_of
 from tests.running import Run, runner
 
@@ -112,6 +124,32 @@ def test_apply_gives_tuned_and_remove_the_bases_files(pair: tuple[Path, Path], t
     assert content(tmp_path / "off") == before == content(base)
 
 
+def test_packed_grafts_have_tails_as_well(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run: Run = runner(tmp_path, monkeypatch, capsys)
+    assert run("extract", *pair, "--pack", "-o", "p.safetensors").code == 0
+    apply(pair[0], tmp_path / "p.safetensors", out=tmp_path / "on")
+    assert same_weights(tmp_path / "on", pair[1])
+    remove(tmp_path / "on", tmp_path / "p.safetensors", out=tmp_path / "off")
+    assert content(tmp_path / "off") == content(pair[0])
+
+
+@pytest.mark.parametrize("to", ["lora", "patch", "supertuning", "gguf-lora"])
+def test_no_adapter_carries_new_rows(
+    pair: tuple[Path, Path],
+    tmp_path: Path,
+    to: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run: Run = runner(tmp_path, monkeypatch, capsys)
+    extract(*pair).save(tmp_path / "g.safetensors")
+    ended = run("export", "g.safetensors", "--to", to, "--base", pair[0], "-o", "out")
+    assert ended.code != 0
+    assert "cannot carry: use --to checkpoint" in " ".join(ended.err.split())
+
+
 def test_other_grafts_come_and_go_beside_the_new_rows(pair: tuple[Path, Path], tmp_path: Path) -> None:
     base, tuned = pair
     tails = extract(base, tuned, entries=1)
@@ -172,24 +210,42 @@ def test_inspect_says_it_in_plain_words(
     run: Run = runner(tmp_path, monkeypatch, capsys)
     graft = extract(*pair)
     graft.save(tmp_path / "g.safetensors")
-    said, first = run("inspect", "g.safetensors").out, next(tail.first for n in graft.heads if (tail := tail_of(n)))
+    said = " ".join(run("inspect", "g.safetensors").out.split())
+    first = next(tail.first for name in graft.heads if (tail := tail_of(name)))
     assert f"new tokens, 2: '<|im_start|>' ({first}), '<|im_end|>' ({first + 1})" in said
     assert "tokenizer: eos_token '<|im_end|>'" in said
-    assert f"would append rows: 5 to embed_tokens.weight, after row {first - 1}" in " ".join(said.split())
+    assert f"would append rows: 5 to embed_tokens.weight, after row {first - 1}" in said
     assert "a token that the base has" in said
 
 
 def test_a_loaded_model_has_no_room_for_new_rows(pair: tuple[Path, Path]) -> None:
     from transformers import AutoModelForCausalLM
 
-    from skillgraft import grafted, localize
-
     base, tuned = pair
     graft, model = extract(base, tuned), AutoModelForCausalLM.from_pretrained(base)
     with pytest.raises(InputError, match=r"appends rows .*no room: write a folder with `skillgraft apply`"):
         grafted(model, graft).__enter__()
-    with pytest.raises(InputError, match=r"appended rows to embed_tokens.*search from a base that has them"):
+    said = r"appended rows to embed_tokens.*ask a base that has them"
+    with pytest.raises(InputError, match=said):
         localize(base, tuned, match="sst2", density=0.01, method="movement")
+    with pytest.raises(InputError, match=said):
+        evaluate(base, ["sst2"], tuned=[tuned])
+
+
+def test_a_base_with_the_new_rows_is_searched_and_the_skill_goes_on_either(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """What the refusal says to do."""
+    base, tuned = pair
+    apply(base, extract(base, tuned, entries=1), out=tmp_path / "WITH-ROWS")
+    task = write_facts(tmp_path)
+    asked = {"task": task, "density": 0.01, "method": "movement", "data": Data(train_rows=12, validation_rows=4)}
+    found = localize(tmp_path / "WITH-ROWS", tuned, **asked).graft
+    assert not found.heads
+    models = evaluate(tmp_path / "WITH-ROWS", [task], tuned=[tuned], grafts={"g": found}, data=asked["data"])["facts"]
+    assert set(models) == {"base", "TUNED", "g"}
+    assert check(base, found).fits
+    assert check(tmp_path / "WITH-ROWS", found).fits
 
 
 def rewritten(path: Path, change: Mapping[str, Any]) -> None:

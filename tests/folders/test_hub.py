@@ -193,6 +193,7 @@ def test_the_card_says_what_it_is_and_how_to_use_it(hub: Hub, family: Path) -> N
     card = hub.repositories["me/skill"][-1][1]["README.md"].decode()
     head, _, page = card.removeprefix("---\n").partition("---\n")
     assert 'base_model: "me/base"' in head
+    assert head.count("\nlicense: ") == 1
     assert "evil: 1" not in head.splitlines()
     assert 'apply("me/base", "me/skill", out="grafted")' in page
     assert g.digest in page
@@ -207,7 +208,8 @@ def test_the_command_line(hub: Hub, family: Path, tmp_path: Path) -> None:
     extract(family / "BASE", family / "OTHER").save(tmp_path / "g.safetensors")
     said = run(hub, tmp_path, "upload", "g.safetensors", "me/skill", "--licence", "mit")
     assert said.stdout.startswith(f"{hub.address}/me/skill: 2 entries")
-    assert "uploading 2 entries to me/skill" in said.stderr
+    does = "uploading skill.safetensors (2 entries) and its card to me/skill: public if it is new, licence mit"
+    assert does in said.stderr
     said = run(hub, tmp_path, "apply", "me/base", "me/skill", "-o", "ON")
     assert said.stderr.splitlines() == ["fetching me/skill from the hub", "fetching the model me/base from the hub"]
 

@@ -93,6 +93,17 @@ def test_padding_is_how_much_larger_the_rectangle_is(skills: list[RowSkill | Non
         assert entries.rectangle(index, 2).delta.numel() == 4 * counts.max()
 
 
+def test_a_text_that_grows_without_a_cache_leaves_nothing_behind(
+    skills: list[RowSkill | None], forms: RowForms
+) -> None:
+    entries = made(skills, forms)
+    one = entries.flat(1, 1).inputs
+    for tokens in range(2, 9):
+        entries.flat(1, tokens)
+    assert len(entries._made) == 3  # one token, the last other number, and the weights
+    assert entries.flat(1, 1).inputs.data_ptr() == one.data_ptr()
+
+
 def test_rows_are_never_asked_one_by_one(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """A language model has hundreds of modules: a loop over rows and modules took a third of a token's time."""
     bank = SkillBank(model, {"a": random_skill(model, 1, share=0.02), "b": random_skill(model, 2, share=0.02)})

@@ -52,17 +52,33 @@ from skillgraft.values.joining import (
     side_by_side,
     summed,
 )
+from skillgraft.values.naming import Scales, called, scales_of
 from skillgraft.values.stream import Floats, GraftStream, Mask
 
 
-def combine(grafts: Sequence[GraftLike], *, rule: str = "sum", head: GraftLike | None = None, **options: Any) -> Graft:
+def combine(
+    grafts: Sequence[GraftLike] | Mapping[str, GraftLike],
+    *,
+    rule: str = "sum",
+    scale: Scales = 1.0,
+    head: GraftLike | None = None,
+    **options: Any,
+) -> Graft:
     """One graft of several; `options` are the rule's own keywords.
 
+    `scale` as a number is for what the rule makes; {"films": 0.5} scales single grafts, by their names, before the rule.
     Heads take no part in a rule: they are joined, or `head` says whose are kept. The scope is that of all grafts, whoever
     wins; the provenance is what all agree on.
     """
+    given = dict(grafts) if isinstance(grafts, Mapping) else None
+    names = [called(graft) for graft in grafts] if given is None else list(given)
+    streams = [stream_of(graft) for graft in (grafts if given is None else given.values())]
     kept = None if head is None else stream_of(head)
-    return Graft.collected(combined([stream_of(graft) for graft in grafts], rule=rule, head=kept, **options))
+    if isinstance(scale, Mapping):
+        factors = scales_of(names, scale)
+        streams = [factor * stream for factor, stream in zip(factors, streams, strict=True)]
+    joint = Graft.collected(combined(streams, rule=rule, head=kept, **options))
+    return joint if isinstance(scale, Mapping) else scale * joint
 
 
 def combined(

@@ -15,14 +15,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from skillgraft.errors import FormatError, InputError, NotApplied, Overlap, WrongBase, listed
 from skillgraft.files import atomic
 from skillgraft.folders.beside import narrow_folder
 from skillgraft.folders.chat import agreed_chat, write_chat
-from skillgraft.folders.checkpoint import Checkpoint, renamed
-from skillgraft.folders.fits import check_comparable, check_fits, check_not_on, differ_at, differing, raise_misfit
+from skillgraft.folders.checkpoint import Checkpoint, ShortenedTensors, Tensors, renamed
+from skillgraft.folders.fits import (
+    check_comparable,
+    check_fits,
+    check_not_on,
+    differ_at,
+    differing,
+    own_shape,
+    raise_misfit,
+)
 from skillgraft.folders.ledger import (
     BASE_CARD,
     CARD,
@@ -44,50 +52,66 @@ from skillgraft.folders.weight_files import refuse_adapters
 from skillgraft.values.graft import Graft, GraftLike, heads_alone, stream_of, total
 from skillgraft.values.info import versions
 from skillgraft.values.joining import share_entries, summed
+from skillgraft.values.naming import Scales, called, scales_of
 from skillgraft.values.numbers import Array
 from skillgraft.values.stream import Digest, GraftStream, Stretch
 from skillgraft.values.tails import tail_of, tails_of
 
+G = TypeVar("G", bound=GraftLike)
+
 
 @dataclass(frozen=True)
-class Named:
+class Named(Generic[G]):
     """A graft and what to call it in messages and in the ledger, where that is not its file's own name."""
 
-    graft: Graft
+    graft: G
     file: str
 
 
 @dataclass(frozen=True)
 class _Given:
-    """A graft as it is read, what it is called, and which of those that are given it is."""
+    """A graft as it is read, what it is called, which of those that are given it is, and how much of it is put on."""
 
     graft: GraftStream
     file: str
     place: int = 0
     proved: bool = False
+    scale: float = 1.0
+
+    @property
+    def scaled(self) -> GraftStream:
+        return self.scale * self.graft
 
 
-def _named(grafts: Sequence[GraftLike | Named], verb: str) -> list[_Given]:
+def _named(grafts: Sequence[GraftLike | Named[Any]], verb: str) -> list[_Given]:
     """Grafts with what their files are called; one that has no file is called after its task or its tuned model."""
     if not grafts:
         raise InputError(f"{verb} needs at least one graft, found none")
     return [
-        _Given(each.graft.stream(), each.file, place)
+        _Given(stream_of(each.graft), each.file, place)
         if isinstance(each, Named)
-        else _Given(stream_of(each), _called(each), place)
+        else _Given(stream_of(each), called(each), place)
         for place, each in enumerate(grafts)
     ]
 
 
-def _based(grafts: Sequence[_Given], source: Checkpoint) -> list[_Given]:
+def _based(grafts: Sequence[_Given], source: Checkpoint, ledger: Ledger) -> list[_Given]:
     """The grafts, packed ones with the model's numbers."""
-    return [replace(named, graft=named.graft.based(source), proved=named.graft.packed) for named in grafts]
+    own = _own(source, ledger)
+    return [replace(named, graft=named.graft.based(own), proved=named.graft.packed) for named in grafts]
 
 
-def _called(graft: GraftLike) -> str:
-    if not isinstance(graft, Graft):
-        return Path(graft).name
-    return graft.info.text("task") or graft.info.text("tuned") or "the graft"
+def _own(source: Checkpoint, ledger: Ledger) -> Tensors:
+    """The model's tensors without rows that applied grafts appended."""
+    grown = {tail.tensor for head in ledger.heads if (tail := tail_of(head))} & source.shapes.keys()
+    shapes = {name: shape for name in grown if (shape := own_shape(source, ledger, name))}
+    return ShortenedTensors(source, {**source.shapes, **shapes}) if grown else source
+
+
+def _scaled(grafts: Sequence[_Given], scale: Scales) -> list[_Given]:
+    """The grafts with the scale of each."""
+    factors = scales_of([named.file for named in grafts], scale)
+    return [replace(named, scale=factor) for named, factor in zip(grafts, factors, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -114,7 +138,7 @@ class CheckReport:
     reach: Reach
 
 
-def check(base: str | Path, *grafts: GraftLike | Named, strict: bool = False) -> CheckReport:
+def check(base: str | Path, *grafts: GraftLike | Named[Any], strict: bool = False) -> CheckReport:
     """Compare grafts with a base, reading headers and sites only. Never raises for a misfit; says what is wrong.
 
     Several are checked as `apply` would put them on: together. `strict` wants a graft that changes nothing but its sites.
@@ -125,12 +149,12 @@ def check(base: str | Path, *grafts: GraftLike | Named, strict: bool = False) ->
     ledger = Ledger.of(source)
     problem = ""
     try:
-        given = _based(given, source)
+        given = _based(given, source, ledger)
         for named in given:
             check_not_on(source, named.graft, ledger, file=named.file)
             check_fits(source, named.graft, ledger, file=named.file)
         whole = _frame([named.graft for named in given])  # refuses what cannot be combined
-        layers = _layers(_overlapping(given), whole, ledger, [named.graft for named in given], scale=1.0)
+        layers = _layers(_overlapping(given), whole, ledger, [named.graft for named in given])
         _edited_names(source, ledger.plus(layers), whole, layers, [named.graft for named in given])
     except InputError as error:
         problem = str(error)
@@ -147,20 +171,22 @@ def check(base: str | Path, *grafts: GraftLike | Named, strict: bool = False) ->
 
 def apply(
     base: str | Path,
-    *grafts: GraftLike | Named,
+    *grafts: GraftLike | Named[Any],
     out: str | Path,
-    scale: float = 1.0,
+    scale: Scales = 1.0,
     head: GraftLike | None = None,
     sync: bool = True,
     progress: Progress = silent,
 ) -> WrittenFolder:
     """Write a copy of the base folder with the grafts on it: one as it is, several as their sum, each times `scale`.
 
+    `scale` is a number for all, or a scale for some by name: {"films": 0.5} for films.safetensors, the others at 1.
     Where the grafts bring different heads of one name, `head` says whose are taken. Without `sync` the output is not forced to
     the disk before it gets its name.
     """
     chosen = None if head is None else stream_of(head)
-    return _apply(base, _named(grafts, "apply"), Path(out), scale=scale, head=chosen, sync=sync, progress=progress)
+    given = _scaled(_named(grafts, "apply"), scale)
+    return _apply(base, given, Path(out), head=chosen, sync=sync, progress=progress)
 
 
 def _apply(
@@ -168,26 +194,27 @@ def _apply(
     grafts: Sequence[_Given],
     out: Path,
     *,
-    scale: float,
     head: GraftStream | None,
     sync: bool,
     progress: Progress,
 ) -> WrittenFolder:
     source = _open_for(base, out)
     before = Ledger.of(source)
-    grafts = _based(grafts, source)
+    grafts = _based(grafts, source, before)
     deciding = [named.graft for named in grafts] if head is None else [_head_of(grafts, head)]
-    whole = _frame([scale * named.graft for named in grafts], head)
+    whole = _frame([named.scaled for named in grafts], head)
     for named in grafts:
         check_not_on(source, named.graft, before, file=named.file)
         check_fits(source, named.graft, before, file=named.file, most=1)
     groups = _overlapping(grafts)
-    layers = _layers(groups, whole, before, deciding, scale=scale)
+    layers = _layers(groups, whole, before, deciding)
     after = before.plus(layers)
     add, drop = _edited_names(source, after, whole, layers, deciding)
     tails = _tails(source, whole)
     digests = [Digest() for _ in grafts]
-    sums = [summed([scale * digests[g.place].watching(_proved(source, g, before)) for g in group]) for group in groups]
+    sums = [
+        summed([g.scale * digests[g.place].watching(_proved(source, g, before)) for g in group]) for group in groups
+    ]
     edit = Edit(
         after.prefix,
         _numbers(
@@ -240,7 +267,7 @@ def _proved(source: Checkpoint, named: _Given, ledger: Ledger) -> GraftStream:
 
 
 def remove(
-    folder: str | Path, *grafts: GraftLike | Named, out: str | Path, sync: bool = True, progress: Progress = silent
+    folder: str | Path, *grafts: GraftLike | Named[Any], out: str | Path, sync: bool = True, progress: Progress = silent
 ) -> WrittenFolder:
     """Write a copy of a grafted folder without these grafts: the saved old numbers go back, nothing is subtracted."""
     given = {named.graft.digest: named for named in _named(grafts, "remove")}
@@ -295,7 +322,7 @@ def _write(
     if not any("tokens" in layer.chat for layer in before.applied) and tokens:
         refuse_kept_names(source.path)
     skip = ["config.json", CARD, BASE_CARD, *(OWN if tokens else ())]
-    with atomic.new_folder(target, sync=sync) as folder:
+    with atomic.new_folder(target, sync=sync) as folder, source.steady():
         narrow_folder(folder, like=source.path)
         copied = copy_edited(source, folder, edit, skip=skip, progress=progress)
         after = ledger()
@@ -338,7 +365,8 @@ def _sum_on(layer: Layer, given: Mapping[str, _Given], source: Checkpoint) -> Gr
             f"{listed(packed)} is packed, and came on {source.path} scaled or as a part of a sum: the base's numbers cannot "
             "be told from these; unpack it with `skillgraft combine G --base BASE -o OUT` and take that off"
         )
-    grafts = [given[member.digest].graft.based(source, "after") for member in layer.members]
+    own = _own(source, Ledger.of(source))
+    grafts = [given[member.digest].graft.based(own, "after") for member in layer.members]
     on = summed([member.scale * graft.without_heads() for member, graft in zip(layer.members, grafts, strict=True)])
     for name in on.counts:
         check_comparable(source, on, name, files, Ledger.of(source))
@@ -387,12 +415,10 @@ def _layers(
     whole: Graft,
     before: Ledger,
     deciding: Sequence[GraftStream],
-    *,
-    scale: float,
 ) -> list[Layer]:
     """What the ledger notes: a layer for each group of grafts that overlap."""
     settings, prefix = agreed_settings(deciding), _agreed_prefix(deciding)
-    return [_layer(group, whole, before, deciding, settings=settings, prefix=prefix, scale=scale) for group in groups]
+    return [_layer(group, whole, before, deciding, settings=settings, prefix=prefix) for group in groups]
 
 
 def _edited_names(
@@ -417,13 +443,12 @@ def _layer(
     *,
     settings: Mapping[str, Any],
     prefix: str | None,
-    scale: float,
 ) -> Layer:
     """What the ledger notes about one group: enough to take it off again, whatever else comes and goes.
 
     The members' digests are known when they have been read, and come in then.
     """
-    members = tuple(Member(str(named.place), named.file, scale, len(named.graft)) for named in group)
+    members = tuple(Member(str(named.place), named.file, named.scale, len(named.graft)) for named in group)
     mine = [named.graft for named in group if any(named.graft is graft for graft in deciding)]
     heads = {name for graft in mine for name in graft.heads}
     removed = {name for graft in mine for name in graft.info.get("removed", [])} - whole.heads.keys() - before.heads

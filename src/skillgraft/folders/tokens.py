@@ -1,4 +1,4 @@
-"""Tokens that a tuned model appended to its base's: chat markers and the like. They travel with a graft.
+"""The vocabularies of base and tuned; tokens that tuned appended, chat markers and the like, which travel with a graft.
 
 A tokenizer is large and a graft small, so what travels is what was added: the entries of tokenizer.json's `added_tokens`, and
 which tokens begin, end and pad a text. They are a part of the graft's `chat` item; the embeddings' new rows are tails
@@ -10,12 +10,12 @@ Refused: a vocabulary that differs in anything else, tokens whose numbers or tex
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from skillgraft.errors import FormatError, InputError, listed
-from skillgraft.files.regular import VOCABULARY_BYTES
+from skillgraft.files.regular import VOCABULARY_BYTES, read_bytes
 from skillgraft.folders.beside import copy_file
 from skillgraft.folders.weight_files import read_json
 
@@ -34,6 +34,55 @@ def kept_as(name: str) -> str:
 
 
 OWN = (*FILES, *map(kept_as, FILES))  # files of a copy that are not copied like the others
+
+
+def check_same_vocabulary(base: Path, tuned: Path) -> None:
+    """Compare the first tokenizer file that both folders have; settings such as padding do not count.
+
+    Tokens that tuned's tokenizer.json has besides the base's travel with the graft.
+    """
+    for name, tokens in _VOCABULARIES.items():
+        ours, theirs = base / name, tuned / name
+        if ours.is_file() and theirs.is_file():
+            before, after = tokens(ours), tokens(theirs)
+            more = name == VOCABULARY and before[:-1] == after[:-1] and appended(base, tuned) is not None
+            if before != after and not more:
+                raise InputError(
+                    f"the tokenizers differ: {ours} and {theirs} do not have the same tokens; a graft needs one vocabulary, to "
+                    "which tokens may have been added at the end"
+                )
+            return
+
+
+def _bytes(path: Path) -> bytes:
+    return read_bytes(path, limit=VOCABULARY_BYTES)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    return read_json(path, limit=VOCABULARY_BYTES)
+
+
+def _tokens(path: Path) -> Any:
+    """Vocabulary, merges and added tokens of a tokenizer.json."""
+    content = _object(path)
+    try:
+        model, added = content.get("model") or {}, content.get("added_tokens") or []
+        # Newer files spell a merge as a pair, older ones as two words.
+        merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model.get("merges") or []]
+        return model.get("vocab"), merges, {(token["id"], token["content"]) for token in added}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise FormatError(f"{path}: not a tokenizer ({error!r})") from None
+
+
+# Tokenizer file → what in it makes the vocabulary.
+_VOCABULARIES: Mapping[str, Callable[[Path], Any]] = {
+    VOCABULARY: _tokens,
+    "vocab.json": _object,
+    "vocab.txt": _bytes,
+    "spiece.model": _bytes,
+    "sentencepiece.bpe.model": _bytes,
+    "tokenizer.model": _bytes,
+}
 
 
 def appended(base: Path, tuned: Path) -> list[dict[str, Any]] | None:

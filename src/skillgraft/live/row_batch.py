@@ -63,6 +63,7 @@ class OwnMatrix:
 class Change:
     """What one module's output of so many tokens a row becomes."""
 
+    tokens: int
     layout: Layout | None
     own: list[OwnMatrix]
 
@@ -73,7 +74,7 @@ class RowBatch:
 
     forms: RowForms
     skills: Sequence[RowSkill | None]
-    _changes: dict[tuple[int, int], Change] = field(default_factory=dict)
+    _changes: dict[tuple[int, bool], Change] = field(default_factory=dict)
     _entries: dict[bool, BatchEntries] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,7 +97,9 @@ class RowBatch:
         if torch.is_grad_enabled():
             output = output.clone()  # what a graph has seen is not written to
         tokens = output.numel() // (rows * output.shape[-1])
-        change = self._changes.get((index, tokens)) or self._change(index, tokens)
+        change = self._changes.get((index, tokens == 1))
+        if change is None or change.tokens != tokens:
+            change = self._change(index, tokens)
         if change.layout is not None:
             output = added(change.layout, source, output, tokens)
         for matrix in change.own:
@@ -117,7 +120,7 @@ class RowBatch:
         for row in self._left_out(entries, index):
             many.setdefault(id(self.skills[row]), []).append(row)
         own = [OwnMatrix.of(self.skills[rows[0]], rows, index, self._device(index)) for rows in many.values()]
-        change = self._changes[index, tokens] = Change(layout, own)
+        change = self._changes[index, tokens == 1] = Change(tokens, layout, own)
         return change
 
     def _left_out(self, entries: BatchEntries, index: int) -> list[int]:

@@ -88,7 +88,7 @@ class BatchEntries:
 
     def flat(self, index: int, tokens: int) -> Layout:
         """Entries one after the other, as positions in the flattened tensors of a batch of so many tokens a row."""
-        inputs, outputs = self._once(("flat", tokens), lambda: self._starts(tokens))
+        inputs, outputs = self._latest(tokens)
         delta, constant, biased = self._once("weights", lambda: self._weights(self.inputs, self.numbers))
         part = self.part(index)
         return Layout(inputs[part], outputs[part], delta[part], constant[part] if biased[index] else None)
@@ -121,6 +121,14 @@ class BatchEntries:
         order = np.argsort(keys, kind="stable")
         outputs = self.outputs[part].astype(np.int64)
         return self._tensor(keys[order]), self._tensor(outputs[order]), self._tensor(self.numbers[part][order])
+
+    def _latest(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Kept for one token and for the last other number: a text that grows without a cache has a new one each time."""
+        key = "flat", tokens > 1
+        if key not in self._made or self._made[key][0] != tokens:
+            self._made[key] = tokens, self._starts(tokens)
+        found: tuple[Tensor, Tensor] = self._made[key][1]
+        return found
 
     def _starts(self, tokens: int) -> tuple[Tensor, Tensor]:
         wide, narrow = (np.repeat(width, self.counts.sum(0)) for width in self.widths)

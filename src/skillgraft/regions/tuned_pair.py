@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from skillgraft.errors import InputError, listed
+from skillgraft.errors import InputError
 from skillgraft.folders.checkpoint import Checkpoint, Tensors, content_digest, take
-from skillgraft.folders.extract import changed_outside, check_pair
+from skillgraft.folders.extract import changed_outside, check_pair, refuse_new_rows
 from skillgraft.measure.metrics import METRICS
 from skillgraft.measure.summary import summary
 from skillgraft.opening.activations import recomputed
@@ -36,7 +36,6 @@ from skillgraft.task_model import TaskModel
 from skillgraft.tasks.data import Data, TaskLike
 from skillgraft.values.graft import Graft
 from skillgraft.values.region import Region, Scope
-from skillgraft.values.tails import tails_of
 
 Rows = Mapping[str, Sequence[Encoded]]
 SPLITS = ("train", "validation")
@@ -244,17 +243,6 @@ class TunedPair:
         return self.opened.rows.encoded(task, "validation") or self.opened.rows.encoded(task, "train")
 
 
-def _check_rows(heads: Graft, tuned: str | Path) -> None:
-    """Refuse new rows, for which the base's model has no room while it is searched."""
-    tails = [tail.tensor for tail in tails_of(heads.heads)]
-    if tails:
-        raise InputError(
-            f"{tuned} appended rows to {listed(tails)} (new tokens), which the base's model has no room for: search from a base "
-            "that has them. `skillgraft extract BASE TUNED --entries 1 -o rows.safetensors` and `skillgraft apply BASE "
-            "rows.safetensors -o WITH-ROWS` make one; give WITH-ROWS in place of BASE"
-        )
-
-
 @contextmanager
 def open_pair(
     base: str | Path,
@@ -273,7 +261,7 @@ def open_pair(
     Of tasks in `unlabelled` only the rows count; plans with labels="tuned" learn tuned's answers on every task.
     """
     source, numbers, heads = check_pair(base, tuned, convert=convert)
-    _check_rows(heads, tuned)
+    refuse_new_rows(heads, tuned)
     scope = Scope.select(plan.scope, heads.region.scope.shapes)
     searched, count = numbers, plan.count(scope)
     if plan.max_rank is not None:

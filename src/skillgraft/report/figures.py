@@ -18,7 +18,7 @@ from skillgraft.measure.calibration import Reliability
 from skillgraft.report import look
 from skillgraft.report.sheet import Cell, Look, Sheet
 from skillgraft.report.value_sheets import bin_names
-from skillgraft.values.printing import shown
+from skillgraft.values.printing import Unit, shown
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -34,11 +34,14 @@ def figure(sheet: Sheet) -> Figure:
 
 def table(sheet: Sheet) -> Figure:
     """The numbers as text, for pages that show figures alone."""
-    texts = [[in_words(cell, sheet) for cell in sheet.column(column)] for column in sheet.columns]
+    texts = [[in_words(cell, sheet.unit_of(column)) for cell in sheet.column(column)] for column in sheet.columns]
     shape = {
         "align": ["left", *["right"] * len(sheet.columns)], "height": _ROW_PIXELS, "line": {"color": look.GRID},
     }  # fmt: skip
-    head = {"values": [look.literal(name) for name in (sheet.corner, *sheet.columns)], "fill": {"color": "#F0F2F5"}}
+    head = {
+        "values": [look.literal(name) for name in (sheet.corner, *map(sheet.heading, sheet.columns))],
+        "fill": {"color": "#F0F2F5"},
+    }
     body = {"values": [[look.literal(text) for text in column] for column in (sheet.rows, *texts)]}
     drawn = look.new_figure(sheet.title, height=70 + _ROW_PIXELS * (len(sheet.rows) + 1))
     drawn.add_table(header={**head, **shape}, cells={**body, "fill": {"color": "#FFFFFF"}, **shape})
@@ -122,7 +125,7 @@ def _bar(sheet: Sheet, number: int) -> dict[str, Any]:
         "x": list(range(len(cells))), "y": [_scaled(cell.value, sheet) for cell in cells], "error_y": _whiskers(cells, sheet),
         "name": look.literal(column), "offsetgroup": str(number), "legendgroup": str(number), "hoverinfo": "text",
         "hovertext": [_hover(sheet, row, column) for row in sheet.rows],
-        "text": [f" {look.literal(in_words(cell, sheet))} " for cell in cells] if labelled else None,
+        "text": [f" {look.literal(in_words(cell, sheet.unit))} " for cell in cells] if labelled else None,
         "textposition": "auto" if labelled else "none", "textangle": 0, "cliponaxis": False,
         "marker": {"color": style["colour"], "pattern": pattern},
     }  # fmt: skip
@@ -221,11 +224,11 @@ def _colours(sheet: Sheet) -> dict[str, Any]:
     return {"colorscale": [list(stop) for stop in stops], "colorbar": bar, **middle}
 
 
-def in_words(cell: Cell, sheet: Sheet) -> str:
+def in_words(cell: Cell, unit: Unit) -> str:
     """`84.7 [82.4, 86.9], paper 91.0`: a cell in full."""
-    number = "–" if cell.value is None else shown(cell.value, sheet.unit)
-    spread = f" [{', '.join(shown(end, sheet.unit) for end in cell.interval)}]" if cell.interval else ""
-    paper = f", paper {shown(cell.paper, sheet.unit)}" if cell.paper is not None else ""
+    number = "–" if cell.value is None else shown(cell.value, unit)
+    spread = f" [{', '.join(shown(end, unit) for end in cell.interval)}]" if cell.interval else ""
+    paper = f", paper {shown(cell.paper, unit)}" if cell.paper is not None else ""
     return f"{number}{spread}{paper}"
 
 
@@ -245,7 +248,7 @@ def _hover(sheet: Sheet, row: str, column: str) -> str:
     cell = sheet.cells[row, column]
     percent = " %" if sheet.unit == "percent" and cell.value is not None else ""
     texts = [
-        f"{sheet.rows_are} {row}", f"{sheet.columns_are} {column}", f"{sheet.values_are} {in_words(cell, sheet)}{percent}",
+        f"{sheet.rows_are} {row}", f"{sheet.columns_are} {column}", f"{sheet.values_are} {in_words(cell, sheet.unit)}{percent}",
         cell.note, cell.reason,
     ]  # fmt: skip
     return "<br>".join(look.literal(text.strip()) for text in texts if text)

@@ -29,7 +29,8 @@ def cell_of(found: Estimate | Mapping[str, Any] | None) -> Cell:
     if facts is None:
         return Cell(reason=NOT_MEASURED)
     value, low, high, reason = (facts.get(key) for key in ("value", "low", "high", "reason"))
-    return Cell(value, low, high, reason=str(reason or ("" if value is not None else "undefined")))
+    why = str(reason or ("" if value is not None else "undefined"))
+    return Cell(value, low, high, reason=why, seeds=tuple(map(float, facts.get("seeds") or ())))
 
 
 def region_sheet(region: Region, *, title: str) -> Sheet:
