@@ -382,7 +382,7 @@ def test_the_documented_fields_are_the_real_ones(run: Run, words: str) -> None:
         ("remove BASE a.safetensors -o x", "a.safetensors is not on BASE"),
         ("combine a.safetensors b.safetensors --rule unoin -o x", "unknown rule 'unoin'; did you mean 'union'?"),
         ("combine a.safetensors b.safetensors --rule union -o x", "1 entries are in more than one graft"),
-        ("compare a.safetensors a.safetensors", "a graft is named twice"),
+        ("compare a.safetensors a.safetensors", "a.safetensors, a.safetensors have one name"),
         ("export a.safetensors --to checkpoint -o x", "add --base BASE"),
         ("export a.safetensors --to patch --remainder -o x", "--remainder is for lora"),
         ("export a.safetensors --to gguf -o x", "'gguf' is not one of 'lora', 'supertuning'"),

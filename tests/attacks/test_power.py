@@ -67,7 +67,7 @@ def test_whole_numbers_do_not_stand_in_for_weights(tmp_path):
         ({"_name_or_path": "../../etc"}, "not among the keys"),
         ({"tokenizer_class": "Evil"}, "not among the keys"),
         ({"rms_norm_eps": 1.0}, "not among the keys"),
-        ({"vocab_size": 5}, "not among the keys"),
+        ({"vocab_size": 5}, "must be what its new rows make: it brings none"),
         ({"architectures": ["a b"]}, "list of class names"),
         ({"architectures": "BertModel"}, "list of class names"),
         ({"pad_token_id": -1}, "a token's number"),

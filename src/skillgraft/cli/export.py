@@ -10,7 +10,8 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import GraftFile, Json, Out
-from skillgraft.errors import InputError
+from skillgraft.errors import InputError, listed
+from skillgraft.values.tails import tails_of
 
 if TYPE_CHECKING:
     from skillgraft.interop.low_rank import Adapter
@@ -70,6 +71,9 @@ def run(
     if base is None and to is not Format.patch:
         raise InputError(f"a {to.value} needs the base that the graft goes on: add --base BASE")
     loaded = output.load_graft(graft)
+    if to is not Format.checkpoint and (tails := tails_of(loaded.heads)):
+        grown = listed([tail.tensor for tail in tails])
+        raise InputError(f"{graft} appends rows to {grown}, which a {to.value} cannot carry: use --to checkpoint")
     facts: dict[str, Any] = {"out": str(out), "to": to.value, "entries": len(loaded), "heads": list(loaded.heads)}
     lines = [f"{out}: {len(loaded):,} entries as a {to.value}"]
     if to in ADAPTERS:

@@ -73,9 +73,9 @@ class ContinualStore:
         """The entries that this task alone changed, with its heads."""
         return self._read(self.kept[self._place(task)])
 
-    def upto(self, task: str) -> list[Named]:
+    def upto(self, task: str) -> list[Named[Graft]]:
         """The grafts of this task and of all before it, each with its file's name."""
-        found: list[Named] = []
+        found: list[Named[Graft]] = []
         for kept in self.kept[: self._place(task) + 1]:
             graft = self._read(kept)
             for earlier in found:
@@ -91,7 +91,7 @@ class ContinualStore:
         own = named[-1].graft
         return replace(total([one.graft.without_heads() for one in named]), heads=own.heads, info=own.info)
 
-    def grafts(self) -> list[Named]:
+    def grafts(self) -> list[Named[Graft]]:
         """Every task's graft, each with its file's name."""
         return self.upto(self.tasks[-1]) if self.kept else []
 

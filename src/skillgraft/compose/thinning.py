@@ -21,6 +21,7 @@ from skillgraft.errors import InputError
 from skillgraft.values.numbers import round_once
 from skillgraft.values.region import Indices, Shape
 from skillgraft.values.stream import Floats, GraftStream, Mask, Stretch, rewindowed
+from skillgraft.values.topmost import bucket_of
 
 _GATHERED = 1 << 21  # numbers of one size class that are held at a time
 # A parameter's name → random numbers of its own.
@@ -148,7 +149,7 @@ def _rank_in_row(sizes: Floats, at: Indices, width: int) -> Floats:
     starts = np.flatnonzero(np.diff(rows, prepend=-1))
     lengths = np.diff(starts, append=len(rows))
     room = (int(rows[-1]) + 1) * width if len(rows) else 0
-    if 8 * len(at) >= room:  # sorting a whole table row by row is ten times as fast as the general way
+    if 8 * len(at) >= room:  # sorting a whole table row by row is ten times as fast as a sort of all of it
         table = np.full(room, np.inf)
         table[at] = sizes
         order = table.reshape(-1, width).argsort(axis=1, kind="stable")
@@ -197,11 +198,8 @@ def cut(graft: GraftStream, names: Sequence[str], count: int) -> Cut:
         return Cut(-1.0, {}, {name: graft.counts[name] for name in names})
     if count == 0:
         return Cut(math.inf, {}, dict.fromkeys(names, 0))
-    low, high, wanted = (
-        0,
-        1 << 32,
-        count,
-    )  # the cut lies among the keys [low, high), `wanted` entries into them from above
+    # The cut lies among the keys [low, high), `wanted` entries into them from above.
+    low, high, wanted = 0, 1 << 32, count
     for shift in (16, 0):
         table = np.zeros(1 << 16, np.int64)
         for name in names:
@@ -209,9 +207,8 @@ def cut(graft: GraftStream, names: Sequence[str], count: int) -> Cut:
                 keys = _keys(sizes)
                 inside = keys if shift else keys[(keys >= low) & (keys < high)]
                 table += np.bincount((inside - np.uint32(low)) >> np.uint32(shift), minlength=1 << 16)
-        reached = np.cumsum(table[::-1])
-        row = (1 << 16) - 1 - int(np.searchsorted(reached, wanted))
-        wanted -= int(reached[(1 << 16) - 1 - row]) - int(table[row])
+        row, above = bucket_of(table, wanted)
+        wanted -= above
         low, high = low + (row << shift), low + ((row + 1) << shift)
         if table[row] <= _GATHERED:
             break
@@ -231,8 +228,7 @@ def _exact_cut(graft: GraftStream, names: Sequence[str], low: int, high: int, wa
     values = np.concatenate([each for found in classes.values() for each, _ in found])
     numbers = np.concatenate([each for found in classes.values() for _, each in found])
     order = np.argsort(-values, kind="stable")
-    place = int(np.searchsorted(np.cumsum(numbers[order]), wanted))
-    least = float(values[order][place])
+    least = float(values[order][int(np.searchsorted(np.cumsum(numbers[order]), wanted))])
     left = wanted - int(numbers[values > least].sum())
     ties: dict[str, int] = {}
     for name in names:

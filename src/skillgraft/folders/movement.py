@@ -18,13 +18,14 @@ from skillgraft.errors import InputError
 from skillgraft.folders.checkpoint import Tensors, chunks
 from skillgraft.values.numbers import Array, widen
 from skillgraft.values.region import Region, Scope
+from skillgraft.values.topmost import BUCKETS as BUCKETS
+from skillgraft.values.topmost import bucket_of, topmost
 
 Progress = Callable[[int, int], None]
 Floats = npt.NDArray[np.float64]
 # Small enough for two inputs and the difference to stay in a core's cache, large enough to drown numpy's call overhead.
 _BLOCK = 128 * 1024
 _ONE_PASS_BUDGET = 4_000_000
-BUCKETS = 1 << 16
 
 
 def silent(done: int, total: int) -> None:
@@ -124,7 +125,7 @@ class _Topmost:
         movements = np.concatenate(self.movements)
         numbers, indices = np.concatenate(self.numbers), np.concatenate(self.indices)
         if len(movements) > self.count:
-            kept = _topmost(movements, self.count)
+            kept = topmost(movements, self.count)
             movements, numbers, indices = movements[kept], numbers[kept], indices[kept]
             self.threshold, self.full = float(movements.min()), True
         self.movements, self.numbers, self.indices, self.held = [movements], [numbers], [indices], len(movements)
@@ -159,23 +160,13 @@ def leading_bits(movement: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint
     return found
 
 
-def _topmost(movements: Floats, count: int) -> npt.NDArray[np.bool_]:
-    """Which `count` to keep. Candidates are in name and index order, so of equal ones the first stay."""
-    edge = np.partition(movements, len(movements) - count)[len(movements) - count]
-    kept: npt.NDArray[np.bool_] = movements > edge
-    ties = np.flatnonzero(movements == edge)
-    kept[ties[: count - int(kept.sum())]] = True
-    return kept
-
-
 def _first_threshold(base: Tensors, tuned: Tensors, scope: Scope, count: int) -> float:
     """A movement that at least `count` entries reach, close below the right one: its leading 16 bits are counted."""
     tally = np.zeros(BUCKETS, np.int64)
     for name in scope.shapes:
         for _, before, after in blocks(base, tuned, name):
             tally += np.bincount(leading_bits(movement_of(before, after)), minlength=BUCKETS)
-    reached = np.cumsum(tally[::-1])[::-1] >= count
-    leading = int(np.flatnonzero(reached)[-1])
+    leading, _ = bucket_of(tally, count)
     # float64 movements were rounded, perhaps up to this bound: the number below it is one that they surely reach.
     bound = np.array([leading << 16], np.uint32).view(np.float32)[0]
     return float(np.nextafter(bound, np.float32(0)))

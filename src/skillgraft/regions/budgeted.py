@@ -14,12 +14,12 @@ towards it. Only the entries that moved most are candidates: beside the model no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from skillgraft.errors import InputError
+from skillgraft.opening.runtime import Progress, silent
 from skillgraft.regions.candidates import CANDIDATES, Candidates, check_candidates, most_moved_of
 from skillgraft.regions.problem import Problem
 from skillgraft.regions.ranking import Ranking
@@ -27,7 +27,6 @@ from skillgraft.regions.ranking import Ranking
 STEPS = 40
 ROWS = 24  # of a step: 40 of them cost less than a tenth of 40 steps of 256
 GAIN = 10.0
-OnStep = Callable[[int, int, Mapping[str, float]], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +45,7 @@ def learn_within_budget(
     steps: int = STEPS,
     gain: float = GAIN,
     candidates: float = CANDIDATES,
-    on_step: OnStep | None = None,
+    progress: Progress = silent,
 ) -> Budgeted:
     """Rank the scope's entries for regions of `budget` entries; a smaller one is a prefix, but was not learned for itself.
 
@@ -68,8 +67,7 @@ def learn_within_budget(
             if typical > 0:
                 falling = 2 * (1 - step / steps)
                 among.values.add_(among.slope, alpha=gain / steps * falling / (typical / (step + 1)))
-            if on_step:
-                on_step(step + 1, steps, {"loss": losses[-1]})
+            progress(step + 1, steps, {"loss": losses[-1]})
     ranking = problem.ranking(among.scores, most=budget)
     return Budgeted(ranking, tuple(losses), count)
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, get_args
 from skillgraft.errors import InputError, did_you_mean, listed
 from skillgraft.folders.movement import check_budget, count_of
 from skillgraft.opening.runtime import MixedPrecision, Runtime
-from skillgraft.regions.methods import BALANCED, METHODS, ONE_BUDGET, SEEDED, STEP_ROWS, MethodResult, method
+from skillgraft.regions.methods import METHODS, MethodResult, method
 from skillgraft.regions.problem import Problem, Reference, Start
 from skillgraft.training.snapshot import Snapshot
 from skillgraft.values.region import Region, Scope
@@ -120,17 +120,17 @@ class SearchPlan:
 
     def seeded(self, seed: int) -> SearchPlan:
         """With the seed of the rows for a method that draws something, unless it has one."""
-        return replace(self, options={"seed": seed, **self.options}) if self.method in SEEDED else self
+        return replace(self, options={"seed": seed, **self.options}) if METHODS[self.method].draws else self
 
     @property
     def step_rows(self) -> int:
         """Rows of one step at most: P1's 1024, or as few as the method likes."""
-        return self.batch_size or STEP_ROWS.get(self.method, P1_ROWS)
+        return self.batch_size or METHODS[self.method].step_rows or P1_ROWS
 
     @property
     def balanced(self) -> bool:
         """Whether each step has as many rows of each class."""
-        return self.method in BALANCED
+        return METHODS[self.method].balanced
 
     @property
     def scales(self) -> tuple[float, ...]:
@@ -313,7 +313,7 @@ class Searching:
         tried: dict[int, MethodResult] = {}
 
         def result(entries: int) -> MethodResult:
-            if plan.method in ONE_BUDGET:
+            if METHODS[plan.method].one_budget:
                 if entries not in tried:
                     tried[entries] = self._run(plan, problem, start, entries)
                 return tried[entries]
@@ -331,7 +331,7 @@ class Searching:
         def score(entries: int) -> float:
             return self.scorer.score(problem, result(entries).ranking.top(entries))
 
-        precision = 0.1 if plan.method in ONE_BUDGET else 0.05
+        precision = 0.1 if METHODS[plan.method].one_budget else 0.05
         count = smallest_budget(score, target=target, most=most, first=first, precision=precision)
         found = result(count)
         return Outcome(found.ranking.top(count), scale, problem, found)
@@ -361,7 +361,7 @@ class Searching:
     def _options(self, plan: SearchPlan, scale: float, start: Region, part: str) -> dict[str, Any]:
         """The method's settings. Steps of a learned region are compared only where that decides something."""
         if plan.method == "budgeted":
-            return {"on_step": self.runtime.progress, **plan.options}
+            return {"progress": self.runtime.progress, **plan.options}
         if plan.method != "learned":
             return dict(plan.options)
         compare = self.compares and (plan.is_own or bool(plan.options.get("patience")))
@@ -369,8 +369,7 @@ class Searching:
             "score": self.scorer.score_now if compare else None,
             # Looks that an earlier search did not take cannot be had any more: a search that compares begins anew.
             "snapshot": self.snapshots.at(scale, part, start=start.digest, compares=compare, **plan.decisive),
-            "snapshot_seconds": self.runtime.snapshot_seconds,
-            "on_step": self.runtime.progress,
+            "runtime": self.runtime,
             **plan.options,
         }
 

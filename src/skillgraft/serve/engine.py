@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from skillgraft.serve.decoding import Decoding
+from skillgraft.serve.encoded import EncodedDecoding, encodes
 from skillgraft.serve.limits import Limits
 from skillgraft.serve.metrics import Metrics
 from skillgraft.serve.questions import READERS
@@ -54,7 +55,7 @@ class Engine:
         self._reads: deque[ReadRow] = deque()
         self._prompts: deque[WriteRow] = deque()
         self._writing: list[WriteRow] = []
-        self._decoding = Decoding(model, pad_id=pad_id)
+        self._decoding: Any = (EncodedDecoding if encodes(model) else Decoding)(model, pad_id=pad_id)
         self._entering: AbstractContextManager[None] | None = (
             None  # made anew when a row comes or goes, not for every token
         )
@@ -214,6 +215,8 @@ class Engine:
     def _next_prompts(self) -> list[WriteRow]:
         chosen: list[WriteRow] = []
         longest = 0
+        if self._writing and not self._decoding.joins:
+            return chosen
         while self._prompts and len(self._writing) + len(chosen) < self.limits.batch_rows:
             row = self._prompts[0]
             longest = max(longest, len(row.prompt))
