@@ -71,6 +71,8 @@ def run(
     task: Annotated[list[str] | None, typer.Option(metavar="T", help="auto: the tasks, in the grafts' order.")] = None,
     per_task_scales: Annotated[bool, typer.Option("--per-task-scales", help="auto: one scale for each graft.")] = False,
     points: Points = 21,
+    jobs: Annotated[int, typer.Option(help="auto: scales tried side by side; they share the cores.")] = 1,
+    on: Annotated[str | None, typer.Option(metavar="ray|ray://…", help="auto: scales tried on a Ray cluster.")] = None,
     json: Json = False,
     *,
     data: RowsAsked,
@@ -107,8 +109,8 @@ def run(
     plain, by_name = naming.scales(scale or [])
     factor = 1.0 if plain is None else None if plain == AUTO else naming.number(plain, also=f" or {AUTO}")
     factors = scales_of([each.shown for each in given], by_name)
-    if factor is not None and (task or per_task_scales):
-        raise InputError(f"--task and --per-task-scales are for --scale auto, found --scale {factor:g}")
+    if factor is not None and (task or per_task_scales or jobs != 1 or on):
+        raise InputError(f"--task, --per-task-scales, --jobs and --on are for --scale auto, found --scale {factor:g}")
     if factor is None and by_name:
         raise InputError(
             f"--scale auto finds the scale: leave out those of {listed(by_name)}, or give all scales as numbers"
@@ -122,6 +124,8 @@ def run(
             "head": output.load_graft(head) if head else None,
             "per_task_scales": per_task_scales,
             "points": points,
+            "jobs": jobs,
+            "on": on,
         }
         result = _searched(parts, base, task, data, asked, run_as)
         recipe = _recipe(rule, options, [part.digest for part in parts])

@@ -37,6 +37,7 @@ from skillgraft.values.permitted import tail_problem
 from skillgraft.values.region import Region, Scope
 from skillgraft.values.stream import GraftStream, Mask, Stretch, Where, stretches_of, where_of, windows
 from skillgraft.values.tails import tail_name, tails_of
+from skillgraft.values.threads import SharedProgress, together
 
 Tuned = Checkpoint | LoraCheckpoint | PatchCheckpoint
 
@@ -102,22 +103,26 @@ def extracted(
     )
 
 
+# From where to where a window is, which of its entries are taken, and base's and tuned's numbers there if they are read already.
+Window = tuple[int, int, Where, tuple[Array, Array] | None]
+
+
 @dataclass(frozen=True)
 class Chosen:
     """Which entries are taken: how many of each parameter, and window by window where they are."""
 
     scope: Scope
     counts: Mapping[str, int]
-    windows: Callable[[str], Iterator[tuple[int, int, Where]]]
+    windows: Callable[[str], Iterator[Window]]
 
     @classmethod
     def of(cls, region: Region) -> Chosen:
         """The entries of a region."""
 
-        def found(name: str) -> Iterator[tuple[int, int, Where]]:
+        def found(name: str) -> Iterator[Window]:
             at = region.sites[name]
             for each in stretches_of(at, at, at, math.prod(region.scope.shapes[name])):
-                yield each.low, each.high, each.where
+                yield each.low, each.high, each.where, None
 
         return cls(region.scope, {name: len(at) for name, at in region.sites.items()}, found)
 
@@ -148,13 +153,13 @@ def _stream(
     """The graft of the chosen entries. Heads are copied: they must outlive whatever becomes of tuned's files."""
 
     def stretches(name: str) -> Iterator[Stretch]:
-        for low, high, where in chosen.windows(name):
-            old, new = before.flat(name, low, high)[where], source.flat(name, low, high)[where]
-            yield Stretch(low, high, where, old, new)
+        for low, high, where, read in chosen.windows(name):
+            old, new = read or (before.flat(name, low, high), source.flat(name, low, high))
+            yield Stretch(low, high, where, old[where], new[where])
 
     def places(name: str) -> Iterator[Stretch]:
         none = np.empty(0, np.float32)
-        return (Stretch(low, high, where, none, none) for low, high, where in chosen.windows(name))
+        return (Stretch(low, high, where, none, none) for low, high, where, _ in chosen.windows(name))
 
     stream = ExtractedStream(
         chosen.scope,
@@ -344,40 +349,43 @@ def _everything(
     base: Checkpoint, tuned: Tensors, pairing: Pairing, *, scope: str | None, progress: Progress
 ) -> tuple[Chosen, dict[str, int]]:
     everything = Scope.of("all", pairing.shared)
-    counts = {}
-    done = 0
-    for name, shape in pairing.shared.items():
-        counts[name] = sum(int(np.count_nonzero(differ)) for _, _, differ in _differences(base, tuned, name))
-        done += math.prod(shape)
-        progress(done, everything.size)
+    counts = _changed(base, tuned, pairing.shared, SharedProgress(progress, everything.size))
     changed = {name: count for name, count in sorted(counts.items()) if count}
     if scope is None:
         scope = "layers" if all(map(in_layers, changed)) and any(map(in_layers, counts)) else "all"
     within = Scope.select(scope, pairing.shared)
     outside = {name: count for name, count in changed.items() if name not in within.shapes}
 
-    def found(name: str) -> Iterator[tuple[int, int, Where]]:
-        for low, high, differ in _differences(base, tuned, name):
+    def found(name: str) -> Iterator[Window]:
+        for low, high, differ, read in _differences(base, tuned, name):
             if differ.any():
-                yield low, high, where_of(differ)
+                yield low, high, where_of(differ), read
 
     return Chosen(within, {name: count for name, count in changed.items() if name in within.shapes}, found), outside
 
 
 def changed_outside(base: Tensors, tuned: Tensors, shared: Iterable[str], scope: Scope) -> dict[str, int]:
     """Tensor → entries whose bits differ though the scope does not hold them; where they are is not kept."""
-    rest = {
-        name: sum(int(np.count_nonzero(differ)) for _, _, differ in _differences(base, tuned, name))
-        for name in shared
-        if name not in scope.shapes
-    }
-    return {name: count for name, count in rest.items() if count}
+    rest = [name for name in shared if name not in scope.shapes]
+    return {name: count for name, count in _changed(base, tuned, rest, SharedProgress(None, 0)).items() if count}
 
 
-def _differences(base: Tensors, tuned: Tensors, name: str) -> Iterator[tuple[int, int, Mask]]:
-    """Window by window where the bits differ."""
+def _changed(base: Tensors, tuned: Tensors, names: Iterable[str], tally: SharedProgress) -> dict[str, int]:
+    """Tensor → how many of its entries have other bits."""
+
+    def count(name: str) -> tuple[str, int]:
+        found = sum(int(np.count_nonzero(differ)) for _, _, differ, _ in _differences(base, tuned, name))
+        tally.add(math.prod(base.shapes[name]))
+        return name, found
+
+    return dict(together(count, names))
+
+
+def _differences(base: Tensors, tuned: Tensors, name: str) -> Iterator[tuple[int, int, Mask, tuple[Array, Array]]]:
+    """Window by window where the bits differ, and the numbers of both."""
     for low, high in windows(math.prod(base.shapes[name])):
-        yield low, high, bits(base.flat(name, low, high)) != bits(tuned.flat(name, low, high))
+        old, new = base.flat(name, low, high), tuned.flat(name, low, high)
+        yield low, high, bits(old) != bits(new), (old, new)
 
 
 def _provenance(base: Checkpoint, tuned: Tuned, pairing: Pairing, outside: Mapping[str, int]) -> Info:

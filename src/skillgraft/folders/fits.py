@@ -71,7 +71,7 @@ def differing(source: Checkpoint, graft: GraftStream, ledger: Ledger, *, most: i
 
 def differ_at(source: Checkpoint, name: str, stretch: Stretch, numbers: Array) -> int:
     """At how many of a stretch's sites the model holds other numbers."""
-    few = not isinstance(stretch.where, slice) and stretch.where.dtype != bool
+    few = 32 * len(stretch) < stretch.high - stretch.low
     here = source.at(name, stretch.sites) if few else source.flat(name, stretch.low, stretch.high)[stretch.where]
     return int(np.count_nonzero(bits(here) != bits(numbers)))
 

@@ -11,9 +11,9 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,10 +30,10 @@ from skillgraft.folders.weight_files import INDEX, other_weights
 from skillgraft.values.numbers import TAGS, Array, bits
 from skillgraft.values.region import Indices
 from skillgraft.values.stream import Stretch
+from skillgraft.values.threads import SharedProgress, together
 
 _WINDOW = 1024 * 1024  # entries that are copied at a time
 _DENSE = 8  # a tensor is written anew where at least one in so many of its entries changes
-_THREADS = 2  # more only get into each other's way on a busy machine: the work is moving bytes
 
 
 @dataclass(frozen=True)
@@ -111,21 +111,14 @@ def _copy_files(
     source: Checkpoint, target: Path, edit: Edit, layouts: Mapping[str, _Layout], progress: Progress
 ) -> None:
     """Copy every weight file with its changes."""
-    size, done = sum(math.prod(source.shapes[name]) for name in edit.numbers), 0
-    with ThreadPoolExecutor(max_workers=_THREADS) as pool:
-        jobs = [pool.submit(_copy_rest, target / name, layout, edit) for name, layout in layouts.items()]
-        jobs += [
-            pool.submit(_write_dense, source, target / file, name, layout.kept[name].new, edit.numbers[name])
-            for file, layout in layouts.items()
-            for name in layout.dense
-        ]
-        try:
-            for job in as_completed(jobs):
-                done += job.result()
-                progress(done, size)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    tally = SharedProgress(progress, sum(math.prod(source.shapes[name]) for name in edit.numbers))
+    jobs = [partial(_copy_rest, target / name, layout, edit) for name, layout in layouts.items()]
+    jobs += [
+        partial(_write_dense, source, target / file, name, layout.kept[name].new, edit.numbers[name])
+        for file, layout in layouts.items()
+        for name in layout.dense
+    ]
+    together(lambda job: tally.add(job()), jobs)
     for name in layouts:
         narrow(target / name, like=source.path / name)
 

@@ -104,6 +104,11 @@ class Graft:
         """Everything about the graft but its numbers, ready for JSON."""
         return self.stream().describe()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How our own processes send it to each other: as what it was made of, so that it is checked again."""
+        arrays = [dict(each) for each in (self.before, self.change)]
+        return Graft, (self.region, *arrays, self.form, self.scale, dict(self.heads), self.base_fingerprint, self.info)
+
     def __len__(self) -> int:
         return len(self.region)
 
