@@ -16,8 +16,8 @@ from skillgraft.live.grafted import parameter_names, tensors_of
 from skillgraft.regions.learned import START, SoftMask, learn
 from skillgraft.regions.methods import METHODS, method
 from skillgraft.regions.problem import Problem
-from skillgraft.regions.ranking import Ranking
-from skillgraft.values.region import Region, Scope
+from skillgraft.regions.ranking import Ranking, starts_of
+from skillgraft.values.region import Region
 from tests.regions.toys import (
     BlendedLoss,
     a_problem,
@@ -166,7 +166,7 @@ def test_budget_order_survivors_then_growth_then_movement(pair: Any) -> None:
         rest[n][torch.from_numpy(np.array(sites, np.int64))] = -1.0
     rest[name][0] = -1.0  # the dropped one is last of all
     assert float(rest[found][int(at[0])]) == max(float(tensor.max()) for tensor in rest.values())
-    assert int(ranking.order[-1]) == int(ranking.starts[ranking.names.index(name)])
+    assert int(ranking.order[-1]) == starts_of(problem.scope)[list(problem.scope.shapes).index(name)]
 
 
 def test_every_method_gives_exactly_its_budget_and_nested_regions(pair: Any) -> None:
@@ -192,13 +192,12 @@ def test_attributions_add_up_to_the_loss_that_goes_away(pair: Any) -> None:
     problem = a_problem(pair, scope="all")
     ranking_scores: dict[str, np.ndarray] = {}
 
-    class Spy(Ranking):
-        def __init__(self, scope: Scope, scores: Any, movements: Any, *, most: int) -> None:
-            ranking_scores.update(scores)
-            super().__init__(scope, scores, movements, most=most)
+    def noted(self: Problem, scores: Any, *, most: int) -> Ranking:
+        ranking_scores.update(scores)
+        return Ranking(self.scope, scores, self.movement, most=most)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skillgraft.regions.methods.Ranking", Spy)
+        patch.setattr(Problem, "ranking", noted)
         METHODS["attribution"](problem, a_start(problem), most=5, points=64)
     with problem.borrowed():
         problem.put_on(Region(problem.scope, {}))

@@ -53,7 +53,7 @@ def tuned_net(base: nn.Module) -> nn.Module:
     return tuned
 
 
-FEW: dict[str, Any] = {"loss": net_loss, "scope": "all", "steps": 10, "lr": 30.0, "start": 4 / 56}
+FEW: dict[str, Any] = {"method": "learned", "loss": net_loss, "scope": "all", "steps": 10, "lr": 30.0, "start": 4 / 56}
 
 
 def bert_loss(model: nn.Module, batch: Batch) -> Tensor:

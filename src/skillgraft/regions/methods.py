@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skillgraft.errors import InputError, did_you_mean
+from skillgraft.errors import InputError, did_you_mean, listed
 from skillgraft.live.grafted import as_numpy
 from skillgraft.regions.budgeted import ROWS, learn_within_budget
 from skillgraft.regions.learned import learn
@@ -117,11 +117,13 @@ def _go(problem: Problem, share: float) -> None:
 STEP_ROWS: Mapping[str, int] = MappingProxyType({"budgeted": ROWS})  # the rows of a step where a method likes few
 BALANCED = frozenset({"budgeted"})  # the methods whose steps have as many rows of each class
 ONE_BUDGET = frozenset({"budgeted"})  # the methods whose search serves one budget alone
+OWN_SIZE = frozenset({"learned"})  # the methods that say themselves how many entries there are: γ > ½
+DEFAULT, P1 = "budgeted", "learned"  # docs/faster-regions.md says why the default is not P1's own
 SEEDED = frozenset({"learned", "random"})  # the methods that draw something
 # A plain table: a method of one's own is one more row, added from anywhere.
 METHODS: dict[str, Method] = {
-    "learned": learned,
     "budgeted": budgeted,
+    "learned": learned,
     "movement": movement,
     "random": random,
     "attribution": attribution,
@@ -136,14 +138,19 @@ def method(name: str, options: Iterable[str] = ()) -> Method:
     """A method by name; it must take all of these options."""
     if name not in METHODS:
         raise InputError(f"unknown method {name!r}; {did_you_mean(name, METHODS)}")
-    taken = inspect.signature(_HANDED_ON.get(name, METHODS[name])).parameters.values()
-    known = [
-        one.name
-        for one in taken
-        if one.kind is one.KEYWORD_ONLY and one.name not in ("most", "budget", "entries", "on_step")
-    ]
+    known = options_of(name)
     for option in options:
         if option not in known:
-            hint = did_you_mean(option, known) if known else "it has no settings"
-            raise InputError(f"the method {name!r} takes no {option!r}; {hint}")
+            others = [other for other in METHODS if option in options_of(other)]
+            own = did_you_mean(option, known) if known else "it has no settings"
+            raise InputError(
+                f"the method {name!r} takes no {option!r}; {f'that is for {listed(others)}' if others else own}"
+            )
     return METHODS[name]
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """The names of a method's settings, which are keywords of its function."""
+    taken = inspect.signature(_HANDED_ON.get(name, METHODS[name])).parameters.values()
+    given = ("most", "budget", "entries", "on_step")
+    return tuple(one.name for one in taken if one.kind is one.KEYWORD_ONLY and one.name not in given)
