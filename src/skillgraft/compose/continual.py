@@ -48,8 +48,8 @@ OnStage = Callable[[str], Progress]
 class Learning:
     """How each task is learned: the plan of its own fine-tune, how its region is found, the plan of training inside it.
 
-    `inside` is `plan` unless it is given. `search` holds keywords of `localize`: density, start, scope, steps, lr …; the method is
-    P1's unless it has one.
+    `inside` is `plan` unless it is given. `search` holds keywords of `localize`: density, start, scope, steps, lr …; its method
+    is P1's unless it has one.
     """
 
     plan: TrainingPlan = field(default_factory=TrainingPlan)
