@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.model_folders import same_weights
 from tests.readouts import making
 
 PAGE = (Path(__file__).parents[1] / "docs" / "llm.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     making.llama(tmp_path / "BASE")
     ((name, rows),) = re.findall(r"^`([\w.]+)`:\n\n```text\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)

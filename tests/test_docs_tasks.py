@@ -44,7 +44,10 @@ def test_the_example_runs(tmp_path: Path) -> None:
     commands = [["-c", code], *(["-m", *shlex.split(line)] for line in shell.splitlines())]
     for command in commands:
         ended = subprocess.run([sys.executable, *command], cwd=place, capture_output=True, text=True, check=False)
-        assert (ended.returncode, ended.stderr) == (0, ""), command
+        warned = [
+            line for line in ended.stderr.splitlines() if not line.endswith(" left")
+        ]  # progress, on a slow machine
+        assert (ended.returncode, warned) == (0, []), command
     assert (place / "TUNED" / "model.safetensors").is_file()
 
 

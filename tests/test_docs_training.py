@@ -58,6 +58,7 @@ def test_the_python_code_runs_and_the_folder_is_as_described(tmp_path: Path) -> 
     assert set(found) == set(re.findall(r"`(\w+)`", rows.split(". ")[0]))
 
 
+@pytest.mark.long
 def test_skills_that_add_up(place: Path, tasks: list[Path]) -> None:
     tiny = {"sst2": "films", "trec": "animals", "BASE": "encoder", "256": "20", "1536": "40", "250": "5"}
     (shell,) = re.findall(r"```sh\n(.*?)```", section(PAGE, "Skills that add up"), re.DOTALL)

@@ -170,7 +170,7 @@ def test_products_and_sums_are_taken_in_float32(dtype: torch.dtype) -> None:
     layer = nn.Linear(4, 4).to(dtype)
     entered, delta = (torch.linspace(0.1, 1, 4).repeat(1000, 1, 1).to(dtype) for _ in range(2))
     sums = {key: torch.zeros_like(p, dtype=torch.float32) for key, p in layer.named_parameters()}
-    squares.LINEAR.add(layer, entered, delta, 1000, sums)
+    squares.LINEAR.add(layer, entered, delta, 1000, sums, {key: slice(None) for key in sums})
     one = delta[0].float().T @ entered[0].float()
     torch.testing.assert_close(sums["weight"], 1000 * one.square(), rtol=1e-4, atol=0.0)
     torch.testing.assert_close(sums["bias"], 1000 * delta[0, 0].float().square(), rtol=1e-4, atol=0.0)

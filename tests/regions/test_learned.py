@@ -17,7 +17,7 @@ from skillgraft.regions.learned import START, SoftMask, learn
 from skillgraft.regions.methods import METHODS, method
 from skillgraft.regions.problem import Problem
 from skillgraft.regions.ranking import Ranking, starts_of
-from skillgraft.values.region import Region
+from skillgraft.values.region import Region, Scope
 from tests.regions.toys import (
     BlendedLoss,
     a_problem,
@@ -192,12 +192,13 @@ def test_attributions_add_up_to_the_loss_that_goes_away(pair: Any) -> None:
     problem = a_problem(pair, scope="all")
     ranking_scores: dict[str, np.ndarray] = {}
 
-    def noted(self: Problem, scores: Any, *, most: int) -> Ranking:
-        ranking_scores.update(scores)
-        return Ranking(self.scope, scores, self.movement, most=most)
+    class Spy(Ranking):
+        def __init__(self, scope: Scope, scores: Any, movements: Any, **options: Any) -> None:
+            ranking_scores.update(scores)
+            super().__init__(scope, scores, movements, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Problem, "ranking", noted)
+        patch.setattr("skillgraft.regions.problem.Ranking", Spy)
         METHODS["attribution"](problem, a_start(problem), most=5, points=64)
     with problem.borrowed():
         problem.put_on(Region(problem.scope, {}))

@@ -51,7 +51,7 @@ def _work(index: int, folder: str) -> None:
     parameters[0].grad = torch.full((3,), 1.0 + index)
     if index == 1:
         parameters[1].grad = torch.tensor([0.5, -1.0])
-    total = processes.sum_gradients(parameters, 0.25 + index)
+    total = processes.sum_gradients(parameters, 0.25 + index, torch.device("cpu"))
     model, readout = tiny_bert(), ToyReadout()
     predictions = predict(model, readout, toy_rows(9), processes=processes)
     graft = localize_live(net(0), net(1), net_batches(8), **LIVE)
@@ -86,7 +86,7 @@ def test_processes_get_the_same_sums_and_predictions(tmp_path: Path) -> None:
 def test_one_process_exchanges_nothing() -> None:
     processes = Processes.here()
     assert (processes.index, processes.count, processes.is_main) == (0, 1, True)
-    assert processes.sum_gradients([nn.Parameter(torch.zeros(1))], 0.75) == 0.75
+    assert processes.sum_gradients([nn.Parameter(torch.zeros(1))], 0.75, torch.device("cpu")) == 0.75
     assert Processes(1, 3).share([0, 1, 2, 3, 4]) == [1, 4]
 
 

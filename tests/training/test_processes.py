@@ -70,6 +70,7 @@ def _resume(index: int, folder: str) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.long
 def test_processes_without_a_shared_disk_resume_together(tmp_path: Path) -> None:
     for index in (0, 1):
         (tmp_path / str(index)).mkdir()
@@ -102,6 +103,7 @@ def _only_a_stranger_has_one(index: int, folder: str) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.long
 def test_only_the_main_process_decides_where_to_resume(tmp_path: Path) -> None:
     for index in (0, 1):
         (tmp_path / str(index)).mkdir()
