@@ -42,7 +42,7 @@ _search_option = partial(typer.Option, rich_help_panel="The search")
 _learned_option = partial(typer.Option, rich_help_panel="Learned regions")
 _fisher_option = partial(typer.Option, rich_help_panel="Fisher information")
 DEFAULT = "budgeted"
-METHODS = f"{', '.join(OF_TUNED)} (P1's own is learned); from BASE alone: {', '.join(OF_BASE)}."
+METHODS = f"{', '.join(OF_TUNED)}; from BASE alone: {', '.join(OF_BASE)}."
 
 
 @sharing(data=ROWS, run_as=MACHINE)
@@ -117,6 +117,8 @@ def run(
     json: Json = False,
 ) -> None:
     """Find where TUNED keeps a skill; or a region of BASE alone.
+
+    P1's own search is --method learned.
 
     \b
     Examples
