@@ -235,6 +235,14 @@ def test_a_stream_without_a_length_is_counted() -> None:
     assert [batch for batch, _ in _Steps(Stream(), None, 0, Processes())(5)] == [1, 2, 3]
 
 
+def test_regions_can_be_compared_by_the_callers_score_alone(pair: Pair, batches: Batches) -> None:
+    asked: dict[str, Any] = {"loss": net_loss, "scope": "all", "entries": 6, "steps": 4, "look_every": 2}
+    with pytest.raises(InputError, match="look_every compares scores: give score="):
+        localize_live(*pair, batches, **asked)
+    looks = localize_live(*pair, batches, score=net_accuracy, **asked).info["recipe"]["search"]["looks"]
+    assert [step for step, _, _ in looks] == [0, 2, 4]
+
+
 def test_start_from_a_region(pair: Pair, batches: Batches) -> None:
     base, tuned = pair
     still: dict[str, Any] = {"method": "learned", "steps": 1, "lr": 1e-9}

@@ -112,6 +112,18 @@ def test_unless_another_is_asked_for_the_search_is_within_its_budget_and_that_is
     assert alone.info["recipe"]["density"] is None, "P1's own says itself how many"
 
 
+def test_a_search_that_compares_its_regions_is_no_worse_than_movement_on_validation_rows(films: Films) -> None:
+    asked: dict[str, Any] = {"density": 0.01, "steps": 4}
+    found = films.localize(**asked, look_every=2)
+    looks = found.graft.info["recipe"]["search"]["looks"]
+    assert [step for step, _, _ in looks] == [0, 2, 4]
+    moved = films.localize(method="movement", density=0.01)
+    least = min(-score for _, _, score in looks)
+    assert found.scores["graft"]["nll"]["value"] == pytest.approx(least, rel=1e-4)
+    assert -looks[0][2] == pytest.approx(moved.scores["graft"]["nll"]["value"], rel=1e-4)
+    assert films.localize(**asked).graft.info["recipe"].get("search", {}).get("looks") is None
+
+
 def test_each_point_of_a_budgeted_curve_has_a_search_of_its_own(films: Films) -> None:
     """A prefix of a larger budget's ranking was not searched for itself."""
     points, few = (0.01, 0.1), {"steps": 4}

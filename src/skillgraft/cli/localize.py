@@ -102,7 +102,9 @@ def run(
     lr: Annotated[float | None, _learned_option(help="Learning rate of the mask (found; P1: 1e7).")] = None,
     l1: Annotated[float | None, _learned_option(help="Strength of an L1 term on the mask (0).")] = None,
     init: Annotated[str | None, _learned_option(help="Constant, or uniform as in the authors' code.")] = None,
-    look_every: Annotated[int | None, _learned_option(help="Steps from look to look at the score (4).")] = None,
+    look_every: Annotated[
+        int | None, _search_option(help="Compare regions every so many steps (learned: 4; else none).")
+    ] = None,
     patience: Annotated[int | None, _learned_option(help="Stop after so many looks without a better.")] = None,
     rounds: Annotated[int | None, _fisher_option(help="Lowest-fisher: rounds (4).")] = None,
     damp: Annotated[float | None, _fisher_option(help="Lowest-fisher: what dropped weights count (0.1).")] = None,

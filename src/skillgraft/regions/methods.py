@@ -68,7 +68,8 @@ def budgeted(problem: Problem, _start: Region, *, most: int, **options: Any) -> 
     """Small steps on the region itself, as large as the budget. Options are those of `learn_within_budget`."""
     result = learn_within_budget(problem, budget=most, **options)
     losses = [[step, _rounded(loss)] for step, loss in enumerate(result.losses, start=1)]
-    return MethodResult(result.ranking, facts={"losses": losses, "candidates": result.candidates})
+    looks = {"looks": [[step, most, _rounded(score)] for step, score in result.looks]} if result.looks else {}
+    return MethodResult(result.ranking, facts={"losses": losses, "candidates": result.candidates, **looks})
 
 
 def movement(problem: Problem, _start: Region, *, most: int) -> MethodResult:

@@ -326,6 +326,10 @@ class Searching:
 
     def _run(self, plan: SearchPlan, problem: Problem, start: Region, most: int, part: str = "") -> MethodResult:
         options = self._options(plan, problem.scale, start, part)
+        if plan.method == "budgeted" and plan.options.get("look_every"):
+            if not self.compares:
+                raise InputError("look_every compares scores: give score=, a function of the model")
+            options["score"] = lambda region: self.scorer.trial(problem, region)["merit"]
         return METHODS[plan.method](problem, start, most=most, **options)
 
     def _smallest(self, problem: Problem, start: Region, scale: float, fewer_than: int | None) -> Outcome:
