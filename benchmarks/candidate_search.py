@@ -24,7 +24,7 @@ from skillgraft.live.grafted import parameter_names
 from skillgraft.opening.source import silence
 from skillgraft.regions.budgeted import learn_within_budget
 from skillgraft.regions.candidates import Candidates, most_moved_of
-from skillgraft.regions.learned import learn
+from skillgraft.regions.learned import MaskPlan, learn
 from skillgraft.regions.problem import Problem, Step
 from skillgraft.values.names import in_layers
 from skillgraft.values.region import Region
@@ -110,7 +110,7 @@ def _ours(folder: Path) -> None:
 
 def _full(folder: Path) -> None:
     problem = _problem(folder)
-    learn(problem, Region(problem.scope, {}), steps=_STEPS, lr=1e7).soft.ranking(
+    learn(problem, Region(problem.scope, {}), MaskPlan(steps=_STEPS, lr=1e7)).soft.ranking(
         most=round(_DENSITY * problem.scope.size)
     )
 

@@ -21,7 +21,7 @@ from peaks import peak_of
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.live.grafted import parameter_names
 from skillgraft.opening.source import silence
-from skillgraft.regions.learned import START, learn
+from skillgraft.regions.learned import START, MaskPlan, learn
 from skillgraft.regions.problem import Problem, Step
 from skillgraft.values.names import in_layers
 from skillgraft.values.region import Region
@@ -93,7 +93,7 @@ def _ours(folder: Path) -> None:
     tuned = Checkpoint.open(folder / "tuned")
     problem = Problem.between(_load(folder / "base"), tuned, steps=_steps, loss=_loss)
     start = Region(problem.scope, {name: [0] for name in list(problem.scope.shapes)[:20]})
-    found = learn(problem, start, steps=_STEPS, lr=_LR, score=lambda: 0.0, look_every=1)
+    found = learn(problem, start, MaskPlan(steps=_STEPS, lr=_LR, look_every=1), score=lambda: 0.0)
     found.soft.ranking(most=round(1e-4 * problem.scope.size))
 
 

@@ -21,7 +21,7 @@ from skillgraft.live.grafted import tensors_of
 from skillgraft.measure.metrics import METRICS
 from skillgraft.predictions.predict import predict
 from skillgraft.readouts.readout import Batch, Encoded, Readout, loss_of
-from skillgraft.regions.learned import START, SoftMask, learn
+from skillgraft.regions.learned import START, MaskPlan, SoftMask, learn
 from skillgraft.regions.problem import Problem, Step
 from skillgraft.values.region import Region
 
@@ -52,7 +52,7 @@ def measure(settings: Settings) -> Measured:
         single = {"ours": lambda: _one_step(soft, problem), "plain": lambda: problem.backward(0)}
         one = interleaved(single, rounds=2 if settings.small else 15)
     runs = {
-        "ours": lambda: learn(problem, start, steps=steps, score=score),
+        "ours": lambda: learn(problem, start, MaskPlan(steps=steps), score=score),
         "plain": lambda: _plain(problem, steps),
         "authors": lambda: _authors(model, readout, rows, problem, steps),
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from skillgraft import extract
@@ -35,16 +36,21 @@ def row(name: str, density: float, graft: Graft) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def main(pairs: list[str]) -> None:
-    """The table of all pairs."""
-    print("| model | density | entries | median rank | largest | adapter | graft | merged otherwise |")
-    print("|---|---|---|---|---|---|---|---|")
-    for pair in pairs:
-        name, _, folders = pair.partition("=")
-        base, _, tuned = folders.partition(",")
+def table(models: Mapping[str, tuple[Path, Path]]) -> Iterator[str]:
+    """The table of all models, each a base and a tuned folder."""
+    yield "| model | density | entries | median rank | largest | adapter | graft | merged otherwise |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, (base, tuned) in models.items():
         for density in DENSITIES:
-            graft = extract(Path(base), Path(tuned), density=density, scope="matrices").without_heads()
-            print(row(name, density, graft), flush=True)
+            yield row(name, density, extract(base, tuned, density=density, scope="matrices").without_heads())
+
+
+def main(pairs: list[str]) -> None:
+    """Print the table of the pairs on the command line."""
+    named = (pair.partition("=") for pair in pairs)
+    folders = {name: both.partition(",") for name, _, both in named}
+    for line in table({name: (Path(base), Path(tuned)) for name, (base, _, tuned) in folders.items()}):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

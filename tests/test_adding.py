@@ -19,7 +19,7 @@ from skillgraft.papers.recipes import RECIPES
 from skillgraft.readouts.linear import plan_linear
 from skillgraft.readouts.readout import Options, Plan
 from skillgraft.readouts.readouts import READOUTS
-from skillgraft.regions.methods import METHODS, MethodResult
+from skillgraft.regions.methods import METHODS, MethodResult, RegionMethod
 from skillgraft.regions.problem import Problem
 from skillgraft.regions.ranking import Ranking
 from skillgraft.tasks import Task
@@ -40,7 +40,7 @@ def least_moved(problem: Problem, _start: Region, *, most: int, power: float = 1
 
 
 def test_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "least-moved", least_moved)
+    monkeypatch.setitem(METHODS, "least-moved", RegionMethod(least_moved))
     base = net().eval()
     asked = {"loss": net_loss, "scope": "all", "entries": 5}
     most = localize_live(base, tuned_net(base), net_batches(), method="movement", **asked)

@@ -173,6 +173,15 @@ def test_the_command_line_shows_losses_and_answers(run: Run, place: Path, graft:
         assert part in page
 
 
+@pytest.mark.usefixtures("tuned")
+def test_the_command_line_shows_what_a_scale_takes_off_the_loss(run: Run, place: Path, graft: Graft) -> None:
+    graft.save(place / "one.safetensors")
+    asked = ("--scale", "auto", "--base", "BASE", "--task", "facts.toml", "--points", 3, "--validation-rows", 8)
+    ended = run("combine", "one.safetensors", *asked, "-o", "joined.safetensors")
+    assert ended.code == 0
+    assert "facts, NLL less by" in ended.out
+
+
 def test_forgetting_goes_by_exact_answers_and_controls_may_be_text(place: Path, tuned: Path) -> None:
     """From the tuned folder: the scale that leaves the fewest exact answers; the curve has NLL and exact match of all."""
     (place / "notes.txt").write_text("".join(f"the a {letter} is the b\n" for letter in "abcdefghijklmnop"))

@@ -18,7 +18,7 @@ import pytest
 
 from skillgraft.compose.rules import combined
 from skillgraft.errors import RunError, SkillgraftError
-from skillgraft.files import graft_file, tensors
+from skillgraft.files import graft_file, system
 from skillgraft.files.graft_stream import open_stream, save_stream
 from skillgraft.folders.apply import Named, apply
 from skillgraft.folders.extract import extract, extracted
@@ -76,8 +76,8 @@ Action = Callable[[Path, Path], None]
 every_action = pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
 
 
-def start(work: Callable[[], None], said: Path | None = None) -> int:
-    """A process that does the work; it ends with an error's own exit code, its message in `said`, or with 99."""
+def start(work: Callable[[], None], message_file: Path | None = None) -> int:
+    """A process that does the work; it ends with an error's own exit code, its message in `message_file`, or with 99."""
     child = os.fork()
     if child:
         return child
@@ -86,8 +86,8 @@ def start(work: Callable[[], None], said: Path | None = None) -> int:
         work()
         code = 0
     except SkillgraftError as error:
-        if said:
-            said.write_text(str(error))
+        if message_file:
+            message_file.write_text(str(error))
         code = error.exit_code
     finally:
         os._exit(code)
@@ -174,10 +174,10 @@ def test_two_processes_with_one_target(action, root, expected, tmp_path):
     complete = expected(action)
     for turn in range(8):
         out = tmp_path / f"place{turn}" / "out"
-        children = [start(lambda: action(root, out), tmp_path / f"said{n}") for n in (0, 1)]  # noqa: B023
+        children = [start(lambda: action(root, out), tmp_path / f"message{n}") for n in (0, 1)]  # noqa: B023
         codes = [ended(child) for child in children]
         assert sorted(codes) == [0, 2]
-        message = (tmp_path / f"said{codes.index(2)}").read_text()
+        message = (tmp_path / f"message{codes.index(2)}").read_text()
         assert "exists already" in message or "appeared while working; nothing was overwritten" in message
         assert image(out) == complete
         assert [item.name for item in out.parent.iterdir()] == ["out"]
@@ -263,13 +263,13 @@ def test_folder_that_another_user_may_not_write(action, root, tmp_path):
     with tempfile.TemporaryDirectory() as name:
         shared = Path(name)
         shared.chmod(0o755)
-        (shared / "said").write_text("")
-        (shared / "said").chmod(0o666)
+        (shared / "message").write_text("")
+        (shared / "message").chmod(0o666)
         before = content(root)
-        code = ended(start(lambda: (as_nobody(), action(root, shared / "out")), shared / "said"))
+        code = ended(start(lambda: (as_nobody(), action(root, shared / "out")), shared / "message"))
         assert code == 1
-        assert f"{shared}/out cannot be written: no permission in {shared}" in (shared / "said").read_text()
-        assert [item.name for item in shared.iterdir()] == ["said"]
+        assert f"{shared}/out cannot be written: no permission in {shared}" in (shared / "message").read_text()
+        assert [item.name for item in shared.iterdir()] == ["message"]
         shared.chmod(0o777)
         assert ended(start(lambda: (as_nobody(), action(root, shared / "out")))) == 0
         action(root, tmp_path / "out")
@@ -283,7 +283,7 @@ def test_folder_that_another_user_may_not_write(action, root, tmp_path):
 def test_tuned_truncated_while_it_is_read(keep, leased, root, tmp_path, monkeypatch):
     """In place: an error, not a dead process, whether it is mapped (under a lease) or read."""
     if not leased:
-        monkeypatch.setattr(tensors, "_lease", lambda _: False)
+        monkeypatch.setattr(system, "lease", lambda _: False)
     tuned = shutil.copytree(root / "tuned", tmp_path / "tuned")
 
     def cut(_done: int, _size: int) -> None:
@@ -291,9 +291,9 @@ def test_tuned_truncated_while_it_is_read(keep, leased, root, tmp_path, monkeypa
 
     for options in ({}, {"entries": 10}):
         shutil.copyfile(root / "tuned" / "model.safetensors", tuned / "model.safetensors")
-        said = tmp_path / "said"
-        assert ended(start(lambda: extract(root / "base", tuned, progress=cut, **options) and None, said)) == 2  # noqa: B023
-        assert "tuned/model.safetensors changed while it was being read; run again" in said.read_text()
+        message_file = tmp_path / "message"
+        assert ended(start(lambda: extract(root / "base", tuned, progress=cut, **options) and None, message_file)) == 2  # noqa: B023
+        assert "tuned/model.safetensors changed while it was being read; run again" in message_file.read_text()
 
 
 @pytest.mark.parametrize("keep", [0, 50, 2_000])
@@ -310,7 +310,10 @@ def test_base_truncated_while_it_is_copied(keep, root, tmp_path, monkeypatch):
 
     monkeypatch.setattr(rewrite, "copy_range", cut)
     graft = extract(root / "base", root / "tuned", entries=10)  # of everything, nothing would be copied
-    said = tmp_path / "said"
-    assert ended(start(lambda: apply(base, Named(graft, "g"), out=tmp_path / "out") and None, said)) == 2
-    assert "became shorter while it was being copied" in said.read_text() or "changed while" in said.read_text()
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["base", "said"]
+    message_file = tmp_path / "message"
+    assert ended(start(lambda: apply(base, Named(graft, "g"), out=tmp_path / "out") and None, message_file)) == 2
+    assert (
+        "became shorter while it was being copied" in message_file.read_text()
+        or "changed while" in message_file.read_text()
+    )
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["base", "message"]

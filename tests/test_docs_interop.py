@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skillgraft import Graft
+from skillgraft import Graft, apply
 from skillgraft.values.cover import ranks
 from tests.families.architectures import FAMILIES, tuned, write
 from tests.model_folders import same_weights
@@ -44,6 +44,22 @@ def test_adapters_merge_and_come_back(folder: Path) -> None:
         assert {n: at.tolist() for n, at in found.region.sites.items()} == {
             n: at.tolist() for n, at in wanted.region.sites.items()
         }
+
+
+def test_with_the_remainder_the_merge_is_the_graft(folder: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model, names = (
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder / "BASE"), folder / "exact"),
+        ["default"],
+    )
+    if (folder / "exact" / "remainder").is_dir():
+        model.load_adapter(folder / "exact" / "remainder", "remainder")
+        names.append("remainder")
+    model.merge_and_unload(adapter_names=names).save_pretrained(folder / "exactly")
+    apply(folder / "BASE", folder / "skill.safetensors", out=folder / "on")
+    assert same_weights(folder / "exactly", folder / "on")
 
 
 def test_a_search_within_a_rank_has_that_rank(folder: Path) -> None:

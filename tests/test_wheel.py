@@ -7,21 +7,38 @@ import os
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 from zipfile import ZipFile
 
+import pandas
 import pytest
 
+from .families.architectures import FAMILIES, write
 from .family import write_family
+from .hub_server import Hub
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "skillgraft"
-# Extra → what its verbs do there, in a folder with BASE, TUNED and a graft g.safetensors.
+# Extra → what its verbs do there, in a folder with BASE, TUNED, a graft g.safetensors, a model that loads and a Parquet file.
 TRIED = {
     "": (["inspect", "g.safetensors"], ["apply", "BASE", "g.safetensors", "-o", "ON"], ["diff", "BASE", "TUNED"]),
     "report": (["report", ".", "-o", "page.html"],),
+    "hub": (["upload", "g.safetensors", "me/skill"], ["download", "me/skill", "-o", "h.safetensors"]),
+    "data": (["task", "init", "rows.parquet", "-o", "task.toml"],),
+    "train,gguf": (
+        ["finetune", "MODEL", "--task", "reviews", "--shots", "2", "--steps", "2", "--readout", "linear", "-o", "OUT"],
+        ["extract", "MODEL", "OUT", "--scope", "matrices", "--entries", "9", "-o", "s.safetensors"],
+        ["export", "s.safetensors", "--to", "lora", "--base", "MODEL", "-o", "adapter"],
+    ),
 }
 pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +73,18 @@ def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
 
 
 @pytest.mark.parametrize("extra", TRIED)
-def test_verbs_work_where_the_wheel_is_installed(extra: str, wheel: Path, tmp_path: Path) -> None:
+def test_verbs_work_where_the_wheel_is_installed(extra: str, wheel: Path, hub: Hub, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     wanted = f"{wheel}[{extra}]" if extra else str(wheel)
     install = [python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wanted]
     subprocess.run(install, check=True, env=environment)
+    environment |= {"HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_test", "HF_HOME": str(tmp_path / "cache")}
     write_family(tmp_path)
+    write(FAMILIES["bert"], tmp_path / "MODEL", "float32")
+    texts = {"text": [f"text {n}" for n in range(40)], "label": ["good", "bad"] * 20}
+    pandas.DataFrame(texts).to_parquet(tmp_path / "rows.parquet")
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [python, "-m", "skillgraft", *words]
@@ -74,6 +95,8 @@ def test_verbs_work_where_the_wheel_is_installed(extra: str, wheel: Path, tmp_pa
     for words in TRIED[extra]:
         ended = run(*words)
         assert ended.returncode == 0, ended.stderr
+    if "train" in extra:
+        return
     # What is not installed is one line.
     ended = run("finetune", "BASE", "--task", "reviews", "-o", "OUT")
     assert ended.returncode == 1

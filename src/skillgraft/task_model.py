@@ -116,7 +116,6 @@ class TaskModel:
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         splits: Sequence[str] = (),
-        optional: Sequence[str] = (),
         attention: str | None = None,
         seed: int = 0,
         options: Options | None = None,
@@ -124,14 +123,18 @@ class TaskModel:
     ) -> TaskModel:
         """Load the base. The rows of `splits` are read, and what is wrong with them refused, before the weights are loaded.
 
-        There must be rows in each of them; those of `optional` are read too, and there may be none.
+        There must be rows in each of them; but where `train` rows are read there may be none that validate.
         `dtype` None is the folder's own format, `device` None the one that accelerate finds. `seed` draws a fresh head. `shard`
         splits the model over the processes.
         """
         refuse_adapters(base)
         loaded = load_tasks(tasks)
-        read = {(task.name, split): data.needed(task, split) for task in loaded for split in splits}
-        read |= {(task.name, split): data.examples(task, split) for task in loaded for split in optional}
+        needed = [split for split in splits if split != VALIDATION or "train" not in splits]
+        read = {
+            (task.name, split): (data.needed if split in needed else data.examples)(task, split)
+            for task in loaded
+            for split in splits
+        }
         source = Source.of(base)
         plan, name = choose_plan(source, loaded, readout=data.readout, options=options or Options(data.max_length))
         where, processes = find_device(device, shard=shard)

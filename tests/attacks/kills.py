@@ -43,8 +43,8 @@ VERBS: Mapping[str, tuple[str, ...]] = {
 _APART = ("training.jsonl", ".lock")
 
 
-def child(work: Path, words: tuple[str, ...]) -> int:
-    """The command in a process of its own, everything imported already."""
+def child(work: Path, words: tuple[str, ...], before: Callable[[], object] = lambda: None) -> int:
+    """The command in a process of its own, everything imported already; `before` is called there first."""
     process = os.fork()
     if process:
         return process
@@ -55,6 +55,7 @@ def child(work: Path, words: tuple[str, ...]) -> int:
     sys.argv = ["skillgraft", *words]
     code = 99
     try:
+        before()
         skillgraft()
     except SystemExit as ended:
         code = int(ended.code or 0)

@@ -52,6 +52,13 @@ def test_half_characters_in_a_config(tmp_path):
         Checkpoint.open(folder)
 
 
+def test_an_index_that_names_a_file_of_an_impossible_name(tmp_path):
+    folder = write_folder(tmp_path / "base", body(), shards=2)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x" * 3000}}))
+    with pytest.raises(InputError, match=r"the index names x{20}.* which are not there"):
+        Checkpoint.open(folder)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -69,6 +69,10 @@ def test_inspect_tells_what_a_graft_changes_and_cannot(tmp_path, capsys, monkeyp
                  "pad_token_id = 1", "give the body: names that begin with 'bert.'",
                  "apply refuses it: 'auto_map' is not among the keys that a graft may set", "cannot: run code"):  # fmt: skip
         assert line in out
+    graft_file.save(with_power(graft, chat={"template": "{{ x }}"}), tmp_path / "t.safetensors")
+    out = run(capsys, monkeypatch, "inspect", tmp_path / "t.safetensors").out
+    assert "would set of the chat: template" in out
+    assert "cannot: run code outside the sandbox that chat templates run in, touch" in out
 
 
 def test_errors_quote_file_names_harmlessly(tmp_path, capsys, monkeypatch):

@@ -17,8 +17,8 @@ from skillgraft.errors import DataError, FormatError, InputError, SkillgraftErro
 from skillgraft.files import graft_file
 from skillgraft.files import tensors as tensor_file
 from skillgraft.folders.checkpoint import Checkpoint, read_json
-from skillgraft.folders.extract import check_same_vocabulary
 from skillgraft.folders.lora import LoraCheckpoint, _by_pattern
+from skillgraft.folders.tokens import check_same_vocabulary
 from skillgraft.predictions.predictions import Predictions
 from skillgraft.report.artefacts import find
 from skillgraft.tasks import load_task

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from skillgraft.errors import InputError
-from skillgraft.files import atomic, graft_file
+from skillgraft.files import atomic, graft_file, system
 from skillgraft.files import tensors as tensor_file
 from skillgraft.files.atomic import _to_disk
 from skillgraft.files.tensors import TensorFile
@@ -30,7 +30,7 @@ def test_an_input_that_changes_under_a_pass_is_an_error(leased, what, tmp_path, 
     base, tuned = write_pair(tmp_path, LARGE, moved(LARGE))
     victim, changing = tuned / "model.safetensors", []
     if not leased:
-        monkeypatch.setattr(tensor_file, "_lease", lambda _: False)
+        monkeypatch.setattr(system, "lease", lambda _: False)
 
     def change(done, _total):
         if changing or not done:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skillgraft import Graft, combine, load, save
-from skillgraft.compose.forgetting import Forgotten, forget, negate
+from skillgraft.compose.forgetting import Forgotten, Trial, _left, forget, negate
 from skillgraft.compose.scales import Scaled
 from skillgraft.errors import InputError
 from skillgraft.measure.metrics import METRICS
@@ -18,6 +18,19 @@ from tests.running import Run
 
 # pytest passes fixtures by their names, which are imported here
 # ruff: noqa: F811
+
+
+@pytest.mark.parametrize(
+    ("exact", "wanted"), [((0.5, 0.25, 0.25), 1.0), ((0.5, 0.5, 0.75), 2.0), ((0.0, 0.0, 0.0), 2.0)]
+)
+def test_exact_answers_decide_where_a_scale_leaves_fewer_and_else_the_loss(
+    exact: tuple[float, ...], wanted: float
+) -> None:
+    trials = [
+        Trial(float(scale), {"t": loss}, keeps=True, nll={"t": loss}, exact={"t": share})
+        for scale, (loss, share) in enumerate(zip((1.0, 1.5, 2.0), exact, strict=True))
+    ]
+    assert min(trials, key=_left(trials, "t", frozenset({"t"}))).scale == wanted
 
 
 def negated(opened: TaskModel, graft: Graft, **asked: Any) -> Forgotten:

@@ -13,9 +13,11 @@ import pytest
 from skillgraft import Graft, Region, combine, load, total
 from skillgraft.compose.rules import thinned
 from skillgraft.compose.scales import (
+    Opening,
     Point,
     Scaled,
     ScaleTrials,
+    Spread,
     add_skills,
     at_scale,
     coordinate_search,
@@ -29,6 +31,7 @@ from skillgraft.compose.scales import (
 from skillgraft.errors import InputError, WrongBase
 from skillgraft.measure.evaluate import evaluate
 from skillgraft.measure.metrics import METRICS
+from skillgraft.opening.executors import InProcess
 from skillgraft.task_model import TaskModel
 from skillgraft.tasks.data import Data
 from tests.compose.two_skills import (
@@ -260,6 +263,30 @@ def test_search_scale_opens_the_folder_and_records_the_search(
     assert recipe["grafts"] == [graft.digest for graft in grafts]
 
 
+class _TwoAtATime(InProcess):
+    slots = 2
+
+
+def test_scales_tried_by_workers_are_the_scales_tried_here(
+    place: Path, tasks: list[Path], pair: dict[str, Graft], opened: TaskModel
+) -> None:
+    grafts = list(pair.values())
+    spread = Spread(_TwoAtATime(), Opening(place / "encoder", tasks[:2], SAMPLED))
+    for asked in ({"points": 5}, {"points": 2, "per_task_scales": True}):
+        here, there = add_skills(opened, grafts, **asked), add_skills(opened, grafts, spread=spread, **asked)
+        assert there[1].as_json() == here[1].as_json()
+        assert there[0].digest == here[0].digest
+
+
+@pytest.mark.long
+def test_scales_tried_in_processes(place: Path, tasks: list[Path], pair: dict[str, Graft], opened: TaskModel) -> None:
+    grafts = list(pair.values())
+    found = search_scale(place / "encoder", grafts, tasks=tasks[:2], data=SAMPLED, points=3, jobs=2)
+    wanted, search = add_skills(opened, grafts, points=3)
+    assert found.info["recipe"]["search"] == search.as_json()
+    assert found.digest == wanted.digest
+
+
 AUTO = ("--scale", "auto", "--base", "encoder", "--task", "films.toml", "--task", "animals.toml", "--shots", 20)
 BOTH = ("films.safetensors", "animals.safetensors")
 
@@ -310,6 +337,7 @@ def test_combine_with_a_searched_scale(run: Run, pair: dict[str, Graft], opened:
         (("combine", *BOTH, "--scale", "much"), "--scale is a number or auto, found 'much'"),
         (("combine", *BOTH, "--scale", "auto"), "add --base BASE and --task T for each skill"),
         (("combine", *BOTH, "--task", "films.toml"), "are for --scale auto, found --scale 1"),
+        (("combine", *BOTH, "--jobs", 2), "are for --scale auto, found --scale 1"),
         (("combine", *BOTH, *AUTO, "--inside", BOTH[0]), "--scale auto does not restrict"),
         (("combine", *BOTH, *AUTO, "--rule", "ties", "--per-task-scales"), "is for rule 'sum', found 'ties'"),
         (("combine", *BOTH, "--drop", 0.1), "the option 'drop' belongs to rule 'breadcrumbs', found rule 'sum'"),

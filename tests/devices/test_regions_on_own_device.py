@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 
 from skillgraft.live.grafted import parameter_names, tensors_of
 from skillgraft.measure.metrics import METRICS
+from skillgraft.opening.runtime import Runtime
 from skillgraft.predictions.predict import on_device, predict
 from skillgraft.readouts.readout import Batch, Encoded
 from skillgraft.regions.fisher import fisher_diagonal
-from skillgraft.regions.learned import Learned, learn
+from skillgraft.regions.learned import Learned, MaskPlan, learn
 from skillgraft.regions.live import localize_live
 from skillgraft.regions.methods import METHODS
 from skillgraft.regions.problem import Problem, holding_all
@@ -63,19 +65,21 @@ def test_every_method_ranks_the_same_entries(device: Where, tuned: Any, name: st
     assert all(ours.ranking.top(count) == theirs.ranking.top(count) for count in (1, 40, 300))
 
 
-def learned(where: Where, tuned: Any, *, between: dict[str, Any], **settings: Any) -> Learned:
+def learned(
+    where: Where, tuned: Any, *, between: dict[str, Any], plan: Any = MappingProxyType({}), **rest: Any
+) -> Learned:
     problem = a_problem(where, tuned, **between)
 
     def score() -> float:
         return METRICS["score"](predict(problem.model, READOUT, toy_rows(12)))
 
-    return learn(problem, a_start(problem), steps=6, lr=300.0, look_every=2, score=score, **settings)
+    return learn(problem, a_start(problem), MaskPlan(steps=6, lr=300.0, look_every=2, **plan), score=score, **rest)
 
 
 @pytest.mark.parametrize("between", [{}, {"reference": "zero"}, {"dtype": torch.bfloat16}], ids=str)
 @pytest.mark.parametrize("settings", [{}, {"init": "uniform", "l1": 1e-3}], ids=str)
 def test_the_learned_region(device: Where, tuned: Any, between: dict[str, Any], settings: dict[str, Any]) -> None:
-    theirs, ours = (learned(where, tuned, between=between, **settings) for where in (CPU, device))
+    theirs, ours = (learned(where, tuned, between=between, plan=settings) for where in (CPU, device))
     assert (ours.losses, ours.looks, ours.region) == (theirs.losses, theirs.looks, theirs.region)
     assert all(s.device == device and torch.equal(s.cpu(), theirs.soft.s[name]) for name, s in ours.soft.s.items())
 
@@ -87,11 +91,12 @@ def test_a_killed_search_resumes(device: Where, tuned: Any, tmp_path: Path) -> N
         if step == 4:
             raise Killed
 
-    kept: dict[str, Any] = {"snapshot": Snapshot.at(tmp_path / "kept", {}), "snapshot_seconds": 0.0}
+    kept = Snapshot.at(tmp_path / "kept", {})
     with pytest.raises(Killed):
-        learned(device, tuned, between={}, on_step=kill, **kept)
+        learned(device, tuned, between={}, snapshot=kept, runtime=Runtime(progress=kill, snapshot_seconds=0.0))
     seen: list[int] = []
-    resumed = learned(device, tuned, between={}, on_step=lambda step, *_: seen.append(step), **kept)
+    again = Runtime(progress=lambda step, *_: seen.append(step), snapshot_seconds=0.0)
+    resumed = learned(device, tuned, between={}, snapshot=kept, runtime=again)
     assert seen[0] > 1
     assert (resumed.losses, resumed.region) == (straight.losses, straight.region)
 

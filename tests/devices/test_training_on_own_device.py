@@ -12,10 +12,10 @@ from torch import nn
 from skillgraft.live.bottleneck import Adapters
 from skillgraft.predictions.predict import predict
 from skillgraft.training.costs import Setup, step_costs
-from skillgraft.training.loop import Course
+from skillgraft.training.loop import Course, TrainingProgress
 from skillgraft.training.methods import merge_lora
 from skillgraft.training.plan import TrainingPlan
-from skillgraft.training.snapshot import Snapshot, TrainingProgress
+from skillgraft.training.snapshot import Snapshot
 from tests.devices.running import CPU, accelerator_on, bits, is_whole_on
 from tests.training.test_trainables import a_region
 from tests.training.toys import ToyReadout, tiny_bert, toy_rows, train_toy

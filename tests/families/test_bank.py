@@ -26,9 +26,9 @@ QUICK = (
 )  # fmt: skip
 FLOAT32 = 1e-5  # of the largest logit
 FLOAT = np.dtype(np.float32)
-# A sum is rounded to bfloat16 in one product by `grafted` and in two by the bank: a few of its steps of 2^-8, beside twice the
-# distance that `grafted` itself has from the answer in float32 (mT5's is 0.17).
-BFLOAT16 = 0.05
+# A sum is rounded to bfloat16 in one product by `grafted` and in two by the bank, and neither is the answer in float32: the bank
+# may be this many times as far from it as `grafted` is (root mean square; 1.01 at the median of three draws for each family).
+BFLOAT16 = 2.0
 WRITES = ("decoder", "encoder-decoder")
 # How much of a family has no per-row form, and why; of those that are not here nothing but positions and patches is refused.
 REFUSED = {
@@ -80,6 +80,11 @@ def asked(model: Any, family: Family, batch: dict[str, Tensor]) -> Callable[[], 
     return ask
 
 
+def off(found: Tensor, truth: Tensor) -> float:
+    """Root mean square of the difference, in the rows that have a skill."""
+    return float((found.float() - truth)[[0, 2]].square().mean().sqrt())
+
+
 def check(family: Family, folder: Path, dtype: str, tolerance: float) -> None:
     model = load(family, folder, dtype)
     first, second = random_skill(model, 1), random_skill(model, 2)
@@ -105,11 +110,12 @@ def test_every_row_is_answered_as_with_its_skill_alone(family: Family, pair: Pai
 
 
 @pytest.mark.parametrize("family", families(("bert", "llama", "t5")))
-def test_in_bfloat16_to_a_few_of_its_steps(family: Family, pair: Pairs) -> None:
+@pytest.mark.parametrize("draw", [0, *(pytest.param(draw, marks=pytest.mark.long) for draw in (1, 2))])
+def test_in_bfloat16_no_further_from_float32_than_grafted_itself(family: Family, draw: int, pair: Pairs) -> None:
     folder = pair(family, "bfloat16")[0]
     model, wide = load(family, folder, "bfloat16"), load(family, folder, "float32")
     in_one_format(model, torch.bfloat16)  # the code of DeBERTa and XLNet runs in no other way
-    skills = [random_skill(model, 1), None, random_skill(model, 2)]
+    skills = [random_skill(model, 1 + 2 * draw), None, random_skill(model, 2 + 2 * draw)]
     bank, ask = SkillBank(model, {"first": skills[0], "last": skills[2]}), asked(model, family, batch_of(family, 3))
     with torch.no_grad():
         base, wanted = ask(), row_by_row(model, skills, ask)
@@ -118,7 +124,9 @@ def test_in_bfloat16_to_a_few_of_its_steps(family: Family, pair: Pairs) -> None:
         exactly = [skill and skill.in_formats(dict.fromkeys((*skill.before, *skill.heads), FLOAT)) for skill in skills]
         truth = row_by_row(wide, exactly, asked(wide, family, batch_of(family, 3)))
     assert torch.equal(found[1], base[1])
-    assert distance(found.float(), truth) <= 2 * distance(wanted.float(), truth) + BFLOAT16
+    ratio = off(found, truth) / max(off(wanted, truth), 1e-30)
+    print(f"{family.name}: {ratio:.2f}")  # docs/serving.md tells of these
+    assert ratio <= BFLOAT16
 
 
 @pytest.mark.parametrize("family", [case for case in families(QUICK) if case.values[0].kind in WRITES])

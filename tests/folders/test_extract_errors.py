@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from skillgraft.errors import FormatError, InputError
-from skillgraft.files import tensors
+from skillgraft.files import system
 from skillgraft.folders.extract import extract
 from skillgraft.values.region import Region, Scope
 from tests.model_folders import BODY, EMBEDDING, QUERY, body, moved, numbers, write_pair
@@ -141,7 +141,7 @@ def test_region_of_another_model(shape, pair):
 
 
 def test_file_that_changes_while_it_is_read(pair, monkeypatch):
-    monkeypatch.setattr(tensors, "_lease", lambda _: False)  # with one, writing in this very process would wait
+    monkeypatch.setattr(system, "lease", lambda _: False)  # with one, writing in this very process would wait
     base, tuned = pair(body(), moved(body(), QUERY))
 
     def meddle(_done: int, _size: int) -> None:

@@ -96,7 +96,7 @@ def test_progress_ends_at_the_whole_scope():
     base = MemoryTensors({"a": np.zeros(3, np.float32), "b": np.zeros(5, np.float32)})
     seen: list[tuple[int, int]] = []
     most_moved(base, base, Scope.of("all", base.shapes), 1, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(3, 8), (8, 8)]
+    assert seen in ([(3, 8), (8, 8)], [(5, 8), (8, 8)])  # whichever thread is first
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])

@@ -11,6 +11,7 @@ import io
 import json
 import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +22,35 @@ from skillgraft.files import graft_file, packed
 from skillgraft.files import tensors as tensor_file
 from skillgraft.folders.apply import apply
 from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.extract import extract
 from skillgraft.interop.export import export_patch
 from skillgraft.predictions.predictions import Predictions
 from skillgraft.report.sheet import Cell, Result, Sheet, save_result
 from skillgraft.tasks.task_file import CATALOGUE
+from skillgraft.values.numbers import BFLOAT16
 from skillgraft.values.region import Region
-from tests.model_folders import QUERY, moved, write_folder
+from skillgraft.values.tails import tail_name
+from tests.model_folders import EMBEDDING, QUERY, body, moved, write_folder
 
-from . import bundles
+from . import bundles, make_requests
+from .room import SIZES, TOKENIZER, graft, home, talking, tensors, write_talking
 from .targets import (
+    CHAT,
     CORPUS,
     DATA,
     GRAFTED,
+    KEPT,
     LORA,
     MODEL,
     PATCH,
     PICTURES,
     REPORT,
     SAVED,
-    SIZES,
     STORE,
-    graft,
-    home,
-    tensors,
+    put,
 )
 
 ROWS = [{"text": "a good film", "label": 1}, {"text": 'bad, "very" bad é', "label": 0}]
-
-
-def put(kind: str, name: str, content: bytes) -> None:
-    (CORPUS / kind).mkdir(parents=True, exist_ok=True)
-    (CORPUS / kind / name).write_bytes(content)
 
 
 def grafts() -> None:
@@ -64,9 +63,23 @@ def grafts() -> None:
         put("graft", name, dense.read_bytes())
     for name in ("exact", "arithmetic"):
         put("streamed", name, (CORPUS / "graft" / name).read_bytes())
+    rows = {tail_name(EMBEDDING, 11): np.ones((2, 4), np.float32)}
+    new = {"id": 11, "content": "<|im_end|>", "special": True}
+    tails = replace(small, heads=rows).with_info(chat={"tokens": [new], "roles": {"eos_token": "<|im_end|>"}})
+    graft_file.save(tails, dense, overwrite=True)
+    for kind in ("graft", "streamed"):
+        put(kind, "tails", dense.read_bytes())
     stream = found.stream()
     packed.save_packed(stream, home() / "packed.safetensors", metadata=graft_file.packed_metadata_of(stream))
-    put("streamed", "packed", (home() / "packed.safetensors").read_bytes())
+    for kind in ("streamed", "packed"):
+        put(kind, "packed", (home() / "packed.safetensors").read_bytes())
+    half = (
+        write_folder(home() / "half", body(dtype=BFLOAT16)),
+        write_folder(home() / "half-tuned", moved(body(dtype=BFLOAT16))),
+    )
+    stream = extract(*half).stream()
+    packed.save_packed(stream, home() / "half.safetensors", metadata=graft_file.packed_metadata_of(stream))
+    put("packed", "bfloat16", (home() / "half.safetensors").read_bytes())
     export_patch(found, home() / "p.safetensors", base=home() / "base")
     put("patch", "one", bundles.pack(bundles.read(home(), PATCH), PATCH))
     for name, region in {"few": small.region, "full": Region.full(found.region.scope)}.items():
@@ -79,6 +92,10 @@ def folders() -> None:
         folder = write_folder(home() / f"model{shards}", moved(tensors()), shards=shards, config=SIZES)
         (folder / "README.md").write_text("# A model\n")
         put("model", f"tuned-{shards}", bundles.pack(bundles.read(folder, MODEL), MODEL))
+    longer = moved(tensors())
+    longer[EMBEDDING] = np.concatenate([longer[EMBEDDING], np.ones((2, 4), np.float32)])
+    folder = write_folder(home() / "longer", longer, config={**SIZES, "vocab_size": 13})
+    put("model", "longer", bundles.pack(bundles.read(folder, MODEL), MODEL))
     put("model", "base", bundles.pack(bundles.read(home() / "base", MODEL), MODEL))
     apply(home() / "base", graft(), out=home() / "grafted")
     put("grafted", "one", bundles.pack(bundles.read(home() / "grafted", GRAFTED), GRAFTED))
@@ -104,6 +121,42 @@ def folders() -> None:
     )
     (home() / LORA[0]).write_text(json.dumps(settings))
     put("lora", "dora", bundles.pack(bundles.read(home(), LORA), LORA))
+
+
+def chats() -> None:
+    """Models that talk: as tuned, as a base, and with a graft on."""
+    put("chat", "tuned", bundles.pack(bundles.read(write_talking(home() / "talks"), CHAT), CHAT))
+    folder = write_folder(home() / "listens", tensors(), config=SIZES)
+    (folder / "tokenizer.json").write_text(TOKENIZER)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, "top_p": 0.6}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ x }}", "added_tokens_decoder": {}}))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"pad_token": {"content": "[MASK]"}}))
+    put("chat", "base", bundles.pack(bundles.read(folder, CHAT), CHAT))
+    apply(folder, talking(), out=home() / "talked-over")
+    put("grafted", "talking", bundles.pack(bundles.read(home() / "talked-over", GRAFTED), GRAFTED))
+
+
+def adapters() -> None:
+    import transformers
+
+    from skillgraft.live.bottleneck import Adapters
+
+    model = transformers.BertModel(transformers.BertConfig(**SIZES))
+    for design in ("houlsby", "pfeiffer"):
+        file = home() / f"{design}.safetensors"
+        Adapters.fresh(model, design, bottleneck=2).save(file, base_fingerprint="0" * 64)
+        put("adapter", design, file.read_bytes())
+
+
+def kept() -> None:
+    found, folder = graft().graft.with_info(recipe={"method": "movement"}), home() / "kept"
+    folder.mkdir()
+    graft_file.save(found, folder / "graft.safetensors")
+    graft_file.save(found, folder / "0.01.safetensors")
+    graft_file.save_region(found.region, folder / "region.safetensors", base_fingerprint=found.base_fingerprint)
+    (folder / "facts.json").write_text(json.dumps({"shots": 4, "seed": 1, "readout": "auto"}))
+    predictions().save(folder / "predictions.npz")
+    put("kept", "one", bundles.pack(bundles.read(folder, KEPT), KEPT))
 
 
 def text(value: str) -> bytes:
@@ -173,19 +226,10 @@ def saved() -> None:
     put("saved", "one", bundles.pack(bundles.read(home() / "saved", SAVED), SAVED))
 
 
-def requests() -> None:
-    sampling = {"max_tokens": 8, "temperature": 0.5, "top_p": 0.9, "stop": ["\n"], "seed": 1, "n": 2, "stream": True}
-    message = {"role": "user", "content": "Hello"}
-    bodies: dict[str, dict[str, Any]] = {
-        "completion": {"model": "bash+0.5*french", "prompt": ["ls", "é"], **sampling, "logprobs": 2},
-        "chat": {"model": "m", "skills": {"bash": 0.5}, "messages": [message], **sampling, "logprobs": True},
-        "embeddings": {"model": "m", "input": [[1, 2], [3]], "encoding_format": "base64"},
-        "classify": {"model": "sst2", "input": ["good", {"text": "bad"}], "task": "sst2"},
-    }
-    for name, body in bodies.items():
-        put("request", name, json.dumps(body, ensure_ascii=False).encode())
-    put("names", "one", b"sst2")
-    put("names", "sum", b"bash+-0.5*french + 1e-3*a.b_c-d")
+def predictions() -> Predictions:
+    return Predictions(
+        [[2.0, 0.0], [0.0, 1.0]], [0, 1], task="sst2", label_names=("bad", "good"), made_by={"seed": "0"}
+    )
 
 
 def report() -> None:
@@ -195,10 +239,7 @@ def report() -> None:
         "Accuracy", ("sst2",), ("base", "graft"), {("sst2", "base"): Cell(0.5, 0.4, 0.6), ("sst2", "graft"): Cell(0.8)}
     )
     save_result(Result("table", "a title", (sheet,), notes=("a note",), made={"seed": 0}), folder / "result.json")
-    predictions = Predictions(
-        [[2.0, 0.0], [0.0, 1.0]], [0, 1], task="sst2", label_names=("bad", "good"), made_by={"seed": "0"}
-    )
-    predictions.save(folder / "predictions.npz")
+    predictions().save(folder / "predictions.npz")
     cell = {"value": 0.5, "low": 0.4, "high": 0.6}
     model: dict[str, Any] = {
         "task": "sst2",
@@ -233,7 +274,21 @@ def store() -> None:
 
 def main() -> None:
     shutil.rmtree(CORPUS, ignore_errors=True)
-    for make in (grafts, folders, gguf, tasks, data, pictures, saved, requests, report, store):
+    for make in (
+        grafts,
+        folders,
+        chats,
+        adapters,
+        kept,
+        gguf,
+        tasks,
+        data,
+        pictures,
+        saved,
+        *make_requests.ALL,
+        report,
+        store,
+    ):
         make()
     files = [path for path in Path(CORPUS).rglob("*") if path.is_file()]
     print(f"{len(files)} seeds, {sum(path.stat().st_size for path in files):,} bytes")

@@ -28,7 +28,8 @@ from skillgraft.files import atomic
 
 from . import bundles
 from .general import damage, damage_bundle
-from .targets import TARGETS, Target, home, outcome, seeds
+from .room import home
+from .targets import TARGETS, Target, outcome, seeds
 
 HANG_SECONDS = 10
 MEMORY_BYTES = 500_000_000

@@ -7,14 +7,10 @@ project's own tree. A later kind of input joins by a row here and a seed in `cor
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 from skillgraft.compose.store import ContinualStore
@@ -27,15 +23,15 @@ from skillgraft.folders.extract import extract
 from skillgraft.folders.ledger import Ledger
 from skillgraft.folders.reach import in_words
 from skillgraft.report.artefacts import find
-from skillgraft.serve.limits import Limits
-from skillgraft.serve.names import from_mapping, parse, written
-from skillgraft.serve.refusals import Refused
-from skillgraft.serve.requests import chat, classification, completion, embeddings, parse_body
 from skillgraft.tasks.pictures import pictures_of
 from skillgraft.tasks.sources import read_table
 from skillgraft.tasks.task_file import load_task
 from skillgraft.values.graft import stream_of
-from tests.model_folders import QUERY, body, content, moved, write_folder
+from skillgraft.values.numbers import same_bits
+from tests.model_folders import content
+
+from .online import HTTP, HUB, read_headers, read_http, read_hub, read_names, read_request
+from .room import base_content, graft, home, talking
 
 CORPUS = Path(__file__).parent / "corpus"
 MODEL = (
@@ -47,27 +43,23 @@ MODEL = (
     ),
     *("README.md", "model.safetensors"),
 )
-GRAFTED = ("config.json", "model.safetensors", "skillgraft.json", "skillgraft.undo", "README.md", "README.base.md")
+GRAFTED = (
+    *("config.json", "model.safetensors", "skillgraft.json", "skillgraft.undo", "README.md", "README.base.md"),
+    *("chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer.base.json"),
+    *("tokenizer_config.json", "tokenizer_config.base.json", "special_tokens_map.json", "special_tokens_map.base.json"),
+)
 LORA = ("adapter_config.json", "adapter_model.safetensors")
 DATA = ("d.jsonl", "d.csv", "d.tsv", "d.jsonl.gz", "d.parquet", "d.npz", "d.txt")
 REPORT = ("result.json", "evaluation.json", "predictions.npz", "graft.safetensors", "scales.json", "map.json")
 STORE = ("store.json", "001-a.safetensors", "002-b.safetensors")
+KEPT = ("graft.safetensors", "region.safetensors", "facts.json", "predictions.npz", "0.01.safetensors")
 PATCH = ("p.safetensors", "p.dense.safetensors")
 PICTURES = ("a/1.png", "a/2.jpg", "b/1.bmp", "b/2.gif")
+CHAT = (
+    *("config.json", "model.safetensors", "chat_template.jinja", "generation_config.json", "tokenizer_config.json"),
+    *("tokenizer.json", "special_tokens_map.json"),
+)
 SAVED = ("dataset_info.json", "state.json", "data-00000-of-00001.arrow")
-# What makes the base's tensors a model that loads: some adapters are read by loading it.
-SIZES: Mapping[str, object] = {
-    "vocab_size": 11,
-    "hidden_size": 4,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 6,
-    "max_position_embeddings": 8,
-    "type_vocab_size": 2,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-}
-_SHARED_MEMORY = Path("/dev/shm")  # where there is one, files cost no disk
 _COLUMNS = {".npz": ("image", "label"), ".txt": ("text",)}
 
 
@@ -77,34 +69,6 @@ class Target:
 
     names: tuple[str, ...]
     read: Callable[[Path], None]
-
-
-@cache
-def home() -> Path:
-    """The folder of this run, with the base, a tuned model of it and their graft."""
-    with suppress(ImportError):  # other packages' adapters are merged by peft: its own weight is no case's
-        import_module("peft")
-    room = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="skillgraft-fuzz-", dir=room))
-    write_folder(folder / "base", tensors(), config=SIZES)
-    with_head = {**tensors(), "classifier.weight": tensors()["cls.weight"]}
-    write_folder(folder / "tuned", moved(with_head), config=SIZES)
-    graft_file.save(extract(folder / "base", folder / "tuned"), folder / "graft.safetensors")
-    return folder
-
-
-def tensors() -> dict[str, object]:  # the same in every run: the corpus is made of it
-    return {**body(cls__weight=(3, 4))}
-
-
-@cache
-def graft() -> Named:
-    return Named(graft_file.load(home() / "graft.safetensors"), "g")
-
-
-@cache
-def base_content() -> Mapping[str, str]:
-    return content(home() / "base")
 
 
 def on_and_off(base: Path, named: Named | Path, before: Mapping[str, str]) -> None:
@@ -166,7 +130,7 @@ def _tuned(folder: Path) -> None:
 def read_grafted(folder: Path) -> None:
     off = home() / "off"
     shutil.rmtree(off, ignore_errors=True)
-    remove(folder, graft(), out=off, sync=False)
+    remove(folder, talking() if (folder / "chat_template.jinja").exists() else graft(), out=off, sync=False)
     Ledger.of(Checkpoint.open(off))
 
 
@@ -182,39 +146,6 @@ def read_pictures(folder: Path) -> None:
     for picture in found.pictures:
         picture.check()
         assert picture.pixels().ndim in (2, 3)
-
-
-def read_request(folder: Path) -> None:
-    """A body as each path of the server reads it; accepted by at least one."""
-    refusals = []
-    with _as_input():
-        body = parse_body((folder / "body.json").read_bytes())
-        for read in (completion, chat, embeddings, classification):
-            try:
-                read(body, Limits())
-            except Refused as refused:
-                refusals.append(refused)
-        if len(refusals) == 4:
-            raise refusals[0]
-
-
-def read_names(folder: Path) -> None:
-    """A sum of skills in words: what is written of it means the same sum."""
-    text = (folder / "sum").read_bytes().decode(errors="replace")
-    with _as_input():
-        terms = parse(text)
-        again = parse(written(terms))
-        assert [name for name, _ in again] == [name for name, _ in terms]
-        assert all(abs(a - b) <= 1e-5 * abs(b) for (_, a), (_, b) in zip(again, terms, strict=True)), text
-        assert from_mapping(dict(terms)) == terms
-
-
-@contextmanager
-def _as_input() -> Iterator[None]:
-    try:
-        yield
-    except Refused as refused:
-        raise InputError(str(refused)) from refused
 
 
 def read_gguf(folder: Path) -> None:
@@ -241,23 +172,60 @@ def read_store(folder: Path) -> None:
         store.graft(task)
 
 
+def read_chat(folder: Path) -> None:
+    """A folder that talks: as the base of a graft that talks otherwise, and as TUNED."""
+    before = content(folder)
+    if check(folder, talking()).fits:
+        on_and_off(folder, talking(), before)
+    _tuned(folder)
+
+
+def read_adapter(folder: Path) -> None:
+    """Bottleneck adapters: what is read is written with the same bits."""
+    from skillgraft.live.bottleneck import Adapters
+
+    found = Adapters.load(folder / "adapter.safetensors")
+    found.save(folder / "again.safetensors", base_fingerprint="0" * 64)
+    again = Adapters.load(folder / "again.safetensors").tensors
+    assert all(same_bits(one.detach().numpy(), again[name].detach().numpy()) for name, one in found.tensors.items())
+
+
+def read_kept(folder: Path) -> None:
+    """What an executor's store keeps of a step: every kind of result, and the parts that are read by themselves."""
+    from skillgraft.papers.run import KINDS, PARTS
+
+    for kind in KINDS.values():
+        if (folder / kind.file).exists() and kind.file in KEPT:
+            kind.load(folder / kind.file)
+    for part in ("region", "facts", "recipe"):
+        PARTS[part](folder, "")
+    PARTS["density"](folder, "0.01")
+
+
 TARGETS: Mapping[str, Target] = {
     "graft": Target(("g.safetensors",), read_graft),
     "streamed": Target(("g.safetensors",), read_streamed),
+    "packed": Target(("g.safetensors",), read_streamed),
     "region": Target(("r.safetensors",), read_region),
     "model": Target(MODEL, read_model),
+    "chat": Target(CHAT, read_chat),
     "grafted": Target(GRAFTED, read_grafted),
     "lora": Target(LORA, _tuned),
     "patch": Target(PATCH, lambda folder: _tuned(folder / PATCH[0])),
+    "adapter": Target(("adapter.safetensors",), read_adapter),
     "gguf": Target(("m.gguf",), read_gguf),
     "task": Target(("t.toml",), lambda folder: void(load_task(folder / "t.toml"))),
     "data": Target(DATA, read_data),
     "pictures": Target(PICTURES, read_pictures),
     "saved": Target(SAVED, lambda folder: void(read_table(str(folder), ("text", "label")))),
     "request": Target(("body.json",), read_request),
+    "headers": Target(("headers",), read_headers),
     "names": Target(("sum",), read_names),
+    "http": Target(HTTP, read_http),
+    "hub": Target(HUB, read_hub),
     "report": Target(REPORT, read_report),
     "store": Target(STORE, read_store),
+    "kept": Target(KEPT, read_kept),
 }
 
 
@@ -282,4 +250,7 @@ def seeds(name: str) -> Mapping[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((CORPUS / name).iterdir())}
 
 
-__all__ = ["QUERY", "TARGETS", "Target", "home", "outcome", "seeds", "tensors"]
+def put(name: str, seed: str, content: bytes) -> None:
+    """One more seed."""
+    (CORPUS / name).mkdir(parents=True, exist_ok=True)
+    (CORPUS / name / seed).write_bytes(content)

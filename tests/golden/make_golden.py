@@ -49,6 +49,18 @@ INFO = Info(
 )
 CHAT = {"template": "{{ messages[0].content }}<|im_end|>", "generation": {"eos_token_id": [2, 7], "pad_token_id": 0}}
 
+TAILS = {
+    "embed_tokens.weight[16:]": np.array([[1, -1], [0.5, -0.0]], np.float32),
+    "lm_head.weight[16:]": np.array([[2, 0], [0.25, 3]], np.float32),
+}
+TOKENS = {
+    "tokens": [
+        {"id": 16, "content": "<|im_start|>", "special": True, "normalized": False},
+        {"id": 17, "content": "<|im_end|>"},
+    ],
+    "roles": {"eos_token": "<|im_end|>"},
+}
+
 
 def graft_of(region: Region, dtype: Any = np.float32, **rest: Any) -> Graft:
     """before 1.5, -0.0, 1.5, …; after 2, 3, 4, … at the region's sites."""
@@ -72,6 +84,7 @@ def grafts() -> Iterator[tuple[str, Graft]]:
     yield "int64", graft_of(HUGE, np.float16)
     yield "heads", graft_of(REGION, heads=HEADS)
     yield "chat", graft_of(REGION, info=Info(chat=CHAT))
+    yield "tails", graft_of(REGION, heads=TAILS, info=Info(chat={**CHAT, **TOKENS}, config={"vocab_size": 18}))
     yield "empty", graft_of(Region(SCOPE, {}))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from skillgraft.files import packed
+from skillgraft.files.graft_file import load_info
 from skillgraft.files.graft_stream import open_stream, save_stream
 from skillgraft.files.tensors import TensorFile
 from skillgraft.folders.checkpoint import MemoryTensors
@@ -63,6 +64,7 @@ def test_read_and_written_again(name: str, tmp_path: Path) -> None:
     save_stream(graft(name).stream(), again, pack=True)
     assert content(again) == content(golden)
     assert open_stream(again).digest == stream.digest
+    assert load_info(golden) == (stream.base_fingerprint, stream.info)
     assert (TensorFile.open(golden).metadata["format_version"], golden.stat().st_size < 8192) == ("2", True)
 
 

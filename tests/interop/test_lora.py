@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from skillgraft import Graft, apply, export_lora, extract
 from skillgraft.errors import InputError, WrongBase
 from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.interop.low_rank import MatrixDelta
 from skillgraft.values.numbers import bits, widen
 from tests.families.architectures import FAMILIES, load, tuned, write
-from tests.model_folders import real_model
+from tests.model_folders import real_model, same_weights
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -72,6 +76,60 @@ def linear(base: Path, made: Any) -> set[str]:
     """The base's names of the modules in an adapter."""
     names = Checkpoint.open(base).places
     return {name for name in names if any(f"{path}.weight".endswith(name) for path in made.ranks)}
+
+
+def far(graft: Graft, *, seed: int = 5) -> Graft:
+    """The graft with other numbers to lead to, as large as the base's: the changes that moved most are of this kind."""
+    random = np.random.default_rng(seed)
+    after = {
+        name: (random.normal(scale=0.05, size=len(old)) + 0.3 * widen(old)).astype(old.dtype)
+        for name, old in graft.before.items()
+    }
+    return replace(graft, change=after)
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.long)])
+def test_with_the_remainder_a_merge_by_peft_gives_after_bit_for_bit(name: str, tmp_path: Path) -> None:
+    base, other = pair(name, tmp_path)
+    g = far(sparse(extract(base, other, scope="matrices").without_heads()))
+    without = export_lora(g, base, tmp_path / "without")
+    assert without.rounded > 0.02 * without.entries
+    assert without.remainder_rank == 0
+    assert not (tmp_path / "without" / "remainder").exists()
+    made = export_lora(g, base, tmp_path / "adapter", remainder=True)
+    assert made.rounded == 0 < made.remainder_rank <= made.rank
+    for file in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (tmp_path / "adapter" / file).read_bytes() == (tmp_path / "without" / file).read_bytes()
+    model = peft.PeftModel.from_pretrained(load(FAMILIES[name], base, "float32"), tmp_path / "adapter")
+    model.load_adapter(tmp_path / "adapter" / "remainder", "remainder")
+    model.merge_and_unload(adapter_names=["default", "remainder"]).save_pretrained(tmp_path / "merged")
+    apply(base, g, out=tmp_path / "on")
+    assert same_weights(tmp_path / "merged", tmp_path / "on")
+
+
+def test_a_change_that_lands_everywhere_has_no_remainder(tmp_path: Path) -> None:
+    base, other = pair("llama", tmp_path, "bfloat16")
+    made = export_lora(sparse(extract(base, other, scope="*_proj.weight")), base, tmp_path / "out", remainder=True)
+    assert (made.rounded, made.remainder_rank) == (0, 0)
+    assert not (tmp_path / "out" / "remainder").exists()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(2**-20, 2**4, width=32), st.floats(2**-20, 2**4, width=32), st.booleans())
+def test_no_other_number_would_land_where_the_change_misses(old: float, new: float, turned: bool) -> None:
+    """The law behind the count: the numbers that land are neighbours, and after − before lies among them, before rounding."""
+    before, after = np.array([-old if turned else old], np.float32), np.array([new], np.float32)
+    delta = MatrixDelta.between("x", (1, 1), np.array([0]), before, after)
+    if not len(delta.at) or not delta.misses[0] or np.frexp(new)[0] == 0.5:
+        return
+    change = delta.numbers[0]
+    for end in (-np.inf, np.inf):
+        other = change
+        for _ in range(8):
+            other = np.nextafter(other, np.float32(end))
+            assert before[0] + other != after[0]
+    rest = delta.remainder
+    assert delta.landed + rest.numbers == after
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skillgraft import Graft, apply, export_lora, export_patch
+from skillgraft import Graft, apply, export_lora, export_patch, grafted
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.values.region import Region, Scope
 
@@ -46,7 +46,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def skill(base: Path, seed: int, *, where: str = ".mlp.") -> Graft:
-    """A change of a few entries of every MLP matrix (or of what else is named), large enough to be heard."""
+    """A change of a few entries of every MLP matrix (or of what else is named)."""
     source, random = Checkpoint.open(base), np.random.default_rng(seed)
     names = [name for name in source.shapes if where in name]
     before = {name: source.read(name) for name in names}
@@ -56,6 +56,31 @@ def skill(base: Path, seed: int, *, where: str = ".mlp.") -> Graft:
         after[name].reshape(-1)[at] += random.normal(scale=6.0, size=len(at)).astype(np.float32)
     region = Region(Scope.select("layers", source.shapes), sites)
     return Graft.between(before, after, region, base_fingerprint=source.fingerprint)
+
+
+def heard(base: Path, count: int, **where: str) -> list[Graft]:
+    """Skills, each of which changes the base's answer to every prompt, and differently from the others."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+
+    def greedy() -> list[list[int]]:
+        rows = [tokenizer(prompt, return_tensors="pt") for prompt in PROMPTS]
+        with torch.no_grad():
+            return [model.generate(**row, max_new_tokens=12, do_sample=False)[0].tolist() for row in rows]
+
+    seen, found = [greedy()], []
+    for seed in range(40):
+        graft = skill(base, seed, **where)
+        with grafted(model, graft):
+            said = greedy()
+        if all(one != other for each in seen for one, other in zip(said, each, strict=True)):
+            seen.append(said)
+            found.append(graft)
+        if len(found) == count:
+            return found
+    raise AssertionError(f"only {len(found)} of 40 skills change every answer")
 
 
 def answers(folder: Path, **asked: Any) -> dict[str, Any]:
@@ -72,22 +97,21 @@ def answers(folder: Path, **asked: Any) -> dict[str, Any]:
 
 def test_adapters_in_one_batch_answer_like_the_applied_folders(base: Path, tmp_path: Path) -> None:
     wanted, adapters, rank = [], [], 1
-    for seed in (1, 2):
-        graft = skill(base, seed)
-        made = export_lora(graft, base, tmp_path / f"adapter{seed}")
+    for place, graft in enumerate(heard(base, 2)):
+        made = export_lora(graft, base, tmp_path / f"adapter{place}")
         rank = max(rank, made.rank)
         adapters.append(str(made.path))
-        apply(base, graft, out=tmp_path / f"on{seed}")
-        wanted.append(answers(tmp_path / f"on{seed}")["answers"][0])
+        apply(base, graft, out=tmp_path / f"on{place}")
+        wanted.append(answers(tmp_path / f"on{place}")["answers"][0])
     room = next(size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank)
     found = answers(base, adapters=[*adapters, None], max_rank=room)["answers"]
     assert found[:2] == wanted
-    assert found[2] not in wanted
+    assert all(len({tuple(model[place]) for model in found}) == 3 for place in range(len(PROMPTS)))
 
 
 def test_a_patch_goes_in_through_vllm_s_own_loader(base: Path, tmp_path: Path) -> None:
     """Of the norms: on a CPU vLLM packs the linear layers' weights as it starts and lets the originals go."""
-    graft = skill(base, 3, where="layernorm.weight")
+    (graft,) = heard(base, 1, where="layernorm.weight")
     export_patch(graft, tmp_path / "patch.safetensors", base=base)
     apply(base, graft, out=tmp_path / "on")
     found = answers(base, patch=str(tmp_path / "patch.safetensors"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -16,6 +17,24 @@ from skillgraft.values.numbers import frozen
 from skillgraft.values.region import Region, Scope
 
 from ..strategies import FORMATS, examples, families
+
+
+@pytest.mark.parametrize("dtype", FORMATS.values(), ids=FORMATS)
+@examples(15)
+@given(data=st.data())
+def test_values_sent_to_another_process_arrive_as_they_were(dtype, data):
+    g, h = data.draw(families(dtype, 2))
+    for graft in (g, -g, g + h):
+        there = ForkingPickler.loads(ForkingPickler.dumps(graft))  # as `--jobs` sends it
+        assert there == graft
+        assert there.digest == graft.digest
+        assert (there.region, there.region.scope, dict(there.info)) == (
+            graft.region,
+            graft.region.scope,
+            dict(graft.info),
+        )
+        assert not any(array.flags.writeable for array in there.before.values())
+
 
 SCOPE = Scope.of("all", {"w": (4,)})
 

@@ -168,7 +168,7 @@ def test_equals_scikit_learn(seed: int) -> None:
     assert METRICS["f1"](two) == pytest.approx(metrics.f1_score(two.labels, two.predicted))
     for answered in (two, four):
         labels = list(range(answered.classes))
-        judged = {
+        measured = {
             "accuracy": metrics.accuracy_score(answered.labels, answered.predicted),
             "balanced_accuracy": metrics.balanced_accuracy_score(answered.labels, answered.predicted),
             "nll": metrics.log_loss(answered.labels, answered.probabilities, labels=labels),
@@ -176,7 +176,7 @@ def test_equals_scikit_learn(seed: int) -> None:
                 answered.labels, answered.probabilities, labels=labels, scale_by_half=False
             ),
         }
-        for name, value in judged.items():
+        for name, value in measured.items():
             assert METRICS[name](answered) == pytest.approx(value), name
 
 

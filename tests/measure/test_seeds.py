@@ -23,6 +23,7 @@ from skillgraft.measure import (
     paired_ratio,
     share_kept,
 )
+from skillgraft.measure.evaluate import Evaluation
 
 from .making import answering, predictions, random_predictions
 from .test_intervals import resampled_rows, taken
@@ -189,3 +190,43 @@ def test_draws_are_neither_compared_nor_written() -> None:
 def test_what_is_refused(found: list[Estimate], seeds: tuple[int, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         over_seeds(found, seeds)
+
+
+def evaluation(seeds: Sequence[int]) -> Evaluation:
+    """A base, and for every seed a tuned model and a graft, about the same rows."""
+    base, *tuned = of_seeds(len(seeds) + 1)
+    grafts = of_seeds(len(seeds), first=len(seeds) + 2)
+    full, small = ({f"{name}@{seed}": one for seed, one in zip(seeds, models, strict=True)}
+                   for name, models in (("full", tuned), ("small", grafts)))  # fmt: skip
+    return Evaluation("masked", {"toy": {"base": base, **full, **small}}, tuple(full))
+
+
+@pytest.mark.parametrize("count", [2, 4, 5, 7])
+def test_models_named_by_seed_have_a_row_of_their_mean(count: int) -> None:
+    found = evaluation(range(count))
+    models, summaries = found["toy"], found.summaries()["toy"]
+    assert list(summaries) == [*models, f"full, {count} seeds", f"small, {count} seeds"]
+    wanted = over_seeds([interval(models[f"small@{seed}"]) for seed in range(count)])
+    mean = summaries[f"small, {count} seeds"]
+    assert mean["score"] == {"value": wanted.value, "low": wanted.low, "high": wanted.high, "seeds": list(wanted.seeds),
+                             "std": wanted.std, "interval_over": "rows" if count < 5 else "seeds and rows"}  # fmt: skip
+    kept = over_seeds([share_kept(models[f"small@{seed}"], models[f"full@{seed}"]) for seed in range(count)])
+    assert (mean["share_kept"]["value"], mean["share_kept"]["seeds"]) == (kept.value, list(kept.seeds))
+    row = next(line for line in found.table().splitlines() if line.startswith(f"small, {count}"))
+    assert ("±" in row) == (count >= 5)
+
+
+def test_names_without_a_seed_stay_as_they_are() -> None:
+    found = evaluation([3])
+    assert list(found.summaries()["toy"]) == ["base", "full@3", "small@3"]
+    models = {name.replace("@", "-"): each for name, each in found["toy"].items()}
+    again = Evaluation("masked", {"toy": models}, ("full-3",))
+    assert again.summaries()["toy"]["small-3"] == found.summaries()["toy"]["small@3"]
+
+
+def test_what_a_seed_lacks_the_mean_lacks() -> None:
+    names = {"base": 20, "full@0": 18, "full@1": 25, "small@0": 21, "small@1": 22}
+    models = {name: answering([1] * right + [0] * (30 - right), [1] * 30) for name, right in names.items()}
+    mean = Evaluation("masked", {"toy": models}, ("full@0", "full@1")).summaries()["toy"]["small, 2 seeds"]
+    assert mean["relative_gain"]["value"] is None
+    assert mean["relative_gain"]["reason"].endswith(", of 1 of 2 seeds")

@@ -48,9 +48,9 @@ def test_by_hand() -> None:
     matrix = found.matrices[0]
     assert (matrix.name, matrix.selected, matrix.rows, matrix.columns) == (query, 3, 3, 4)
     assert (matrix.empty_rows, matrix.empty_columns) == (1, 2), "row 1 and columns 1, 2 have no entry"
-    told = json.loads(json.dumps(found.as_json(), allow_nan=False))
-    assert told["shares"][0] == [1 / 3, 0.25, None, None]
-    assert told["matrices"][0]["empty_rows"] == 1
+    read = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert read["shares"][0] == [1 / 3, 0.25, None, None]
+    assert read["matrices"][0]["empty_rows"] == 1
 
 
 @given(regions())

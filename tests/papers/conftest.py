@@ -34,7 +34,7 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures as HTML alone."""
     from skillgraft.report import figure_files
 
-    def refuse(_figures: object) -> list[str]:
+    def refuse(_figures: object, _kind: str) -> list[bytes]:
         raise figure_files.NoBrowser("no pictures in this test")
 
     monkeypatch.setattr(figure_files, "pictures_of", refuse)

@@ -47,6 +47,12 @@ def test_a_run_writes_its_results_and_says_where(studio: Path, run: Run, tmp_pat
     assert ended == {"results": {"table2": "out/table2.json"}}
     made = load_result(tmp_path / "out" / "table2.json").made
     assert made["command"].startswith("skillgraft reproduce table2 --base bert --task films.toml")
+    tables = run(*words(studio, "-o", "out", "--csv", "t.csv", "--latex", "t.tex", "--pdf", "--json")).json
+    assert tables == ended, "table2 has no figure that a PDF could be made of"
+    lines = [line.split(",") for line in (tmp_path / "t.csv").read_text("utf-8").splitlines()]
+    sheets = load_result(tmp_path / "out" / "table2.json").sheets
+    assert len(lines) - 1 == sum(len(sheet.cells) for sheet in sheets)
+    assert (tmp_path / "t.tex").read_text("utf-8").count("\\begin{tabular}") == len(sheets)
     planned = run(*words(studio, "-o", "out", "--dry-run", "--json")).json
     assert all(step["done"] for step in planned["steps"])
     assert planned["seconds"] == 0

@@ -19,10 +19,10 @@ from skillgraft.folders.extract import extract
 from skillgraft.papers import Draft, Part, Step, Store
 from skillgraft.papers import formulas as f
 from skillgraft.papers.calls import learn
-from skillgraft.papers.mixtures import Mixture, Series
 from skillgraft.papers.profile import Profile, profile
 from skillgraft.papers.recipe import Remark, filled
 from skillgraft.papers.run import run
+from skillgraft.papers.several_tasks import Mixture, Series
 from skillgraft.papers.steps import resolved
 from skillgraft.predictions.predictions import Predictions
 from skillgraft.task_model import TaskModel

@@ -11,10 +11,10 @@ import pytest
 
 from skillgraft.errors import InputError
 from skillgraft.papers import Wanted, reproduce
-from skillgraft.papers.mixtures import Series
 from skillgraft.papers.profile import Profile, profile
 from skillgraft.papers.recipes import RECIPES, multitask
 from skillgraft.papers.recipes.multitask import COLUMNS, Panel, groups
+from skillgraft.papers.several_tasks import Series
 from skillgraft.papers.steps import Asked, in_order
 from skillgraft.report.sheet import load_result
 from tests.compose.toy_tasks import TASKS, place, tasks  # noqa: F401

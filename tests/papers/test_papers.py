@@ -34,9 +34,9 @@ def test_all_tables_are_there() -> None:
 def test_table_2s_averages_are_the_means_of_its_rows(shots: int, average: str, tasks: tuple[str, ...]) -> None:
     """To the digit that the paper prints; its single-sentence agreement and ECE are within half a point."""
     rows = P1[f"table2-{shots}"]["rows"]
-    told = [rows[task] for task in tasks if task in rows]
+    known = [rows[task] for task in tasks if task in rows]
     for place, number in enumerate(rows[average]):
-        assert sum(row[place] for row in told) / len(told) == pytest.approx(number, abs=0.5)
+        assert sum(row[place] for row in known) / len(known) == pytest.approx(number, abs=0.5)
 
 
 def test_table_6s_averages_are_the_means_of_its_tasks() -> None:

@@ -325,11 +325,11 @@ def test_a_dry_run_tells_what_is_there_and_about_how_long_the_rest_takes(
 
 
 def test_a_search_is_estimated_by_the_rows_of_its_own_steps(studio: Path) -> None:
-    from skillgraft.regions.methods import STEP_ROWS
+    from skillgraft.regions.methods import METHODS
 
     sample = Sample(profile("cpu", base=str(studio / "bert")), str(studio / "films.toml"), 512, 0)
     learned, budgeted = sample.graft(density=0.1), sample.graft(density=0.1, method="budgeted")
-    assert tokens(learned) / tokens(budgeted) == pytest.approx(256 / STEP_ROWS["budgeted"])
+    assert tokens(learned) / tokens(budgeted) == pytest.approx(256 / (METHODS["budgeted"].step_rows or 0))
 
 
 def test_steps_that_run_a_model_have_an_estimate(studio: Path) -> None:

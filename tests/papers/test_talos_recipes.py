@@ -14,7 +14,7 @@ from skillgraft.papers.profile import Profile, profile
 from skillgraft.papers.recipes import RECIPES
 from skillgraft.papers.recipes.arithmetic import ALPHAS
 from skillgraft.papers.steps import in_order
-from skillgraft.papers.vectors import METHODS, RULES
+from skillgraft.papers.task_vectors import METHODS, RULES
 from skillgraft.report.sheet import load_result
 from tests.compose.toy_tasks import place, tasks  # noqa: F401
 from tests.readouts import making

@@ -279,6 +279,14 @@ def t5(folder: Path) -> Path:
     return save(folder, made("T5ForConditionalGeneration", config), sentence_pieces())
 
 
+def bart(folder: Path) -> Path:
+    both = {f"{side}_{key}": 2 for side in ("encoder", "decoder") for key in ("layers", "attention_heads")}
+    widths = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 96}
+    begins = {"decoder_start_token_id": 2, "forced_bos_token_id": 0, "forced_eos_token_id": None}
+    config = transformers.BartConfig(vocab_size=len(byte_pieces()), **both, **widths, **begins)
+    return save(folder, made("BartForConditionalGeneration", config), byte_pieces())
+
+
 def clip(folder: Path) -> Path:
     tokens = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
     text = {**SMALL, **tokens, "vocab_size": len(word_pieces()), "max_position_embeddings": 20}

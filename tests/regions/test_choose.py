@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 from skillgraft import Data, Runtime, choose_region, extract, load_region, save_region
 from skillgraft.errors import InputError
 from skillgraft.folders.checkpoint import Checkpoint, MemoryTensors
-from skillgraft.regions.choose import BASE_METHODS, choose, highest_magnitude, lowest_magnitude, random_region
-from skillgraft.regions.p2_methods import lota, lota_region, p2_methods
+from skillgraft.regions.choose import (
+    BASE_METHODS,
+    choose,
+    highest_magnitude,
+    lota,
+    lota_region,
+    lowest_magnitude,
+    p2_methods,
+    random_region,
+)
 from skillgraft.training.finetune import finetune
 from tests.model_folders import same_weights
 from tests.regions.films import QUICK, Films

@@ -42,7 +42,7 @@ class Found:
     graft: Cut
     kept: float | None
     trials: tuple[Any, ...] = ()
-    way: dict[str, Any] = field(default_factory=dict)
+    match: dict[str, Any] = field(default_factory=dict)
 
     @property
     def scores(self) -> dict[str, Any]:
@@ -78,8 +78,8 @@ def test_enough_needs_no_hint(kept: float | None) -> None:
 
 
 def test_without_labels_the_way_counts() -> None:
-    assert next_command(Found(Cut(), None, way={"share": 0.95})) is None
-    assert next_command(Found(Cut(), None, way={"share": 0.4})) is not None
+    assert next_command(Found(Cut(), None, match={"share": 0.95})) is None
+    assert next_command(Found(Cut(), None, match={"share": 0.4})) is not None
 
 
 def test_the_command_that_is_printed_runs(

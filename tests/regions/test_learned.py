@@ -13,7 +13,8 @@ from torch import nn
 
 from skillgraft.errors import InputError
 from skillgraft.live.grafted import parameter_names, tensors_of
-from skillgraft.regions.learned import START, SoftMask, learn
+from skillgraft.opening.runtime import Runtime
+from skillgraft.regions.learned import START, MaskPlan, SoftMask, learn
 from skillgraft.regions.methods import METHODS, method
 from skillgraft.regions.problem import Problem
 from skillgraft.regions.ranking import Ranking, starts_of
@@ -63,10 +64,10 @@ def test_one_step_is_autograds_gradient_of_the_mask(pair: Any, reference: Any, i
 def test_the_first_step_moves_the_last_entry_that_is_asked_for_by_a_quarter(pair: Any, entries: int) -> None:
     """The learning rate that is found, against the moves of S themselves; P1's constant is taken as it is."""
     problem = a_problem(pair)
-    found = learn(problem, nothing(problem), steps=1, entries=entries)
+    found = learn(problem, nothing(problem), MaskPlan(steps=1, entries=entries))
     moved = np.concatenate([(s - START).abs().double().numpy().reshape(-1) for s in found.soft.s.values()])
     assert np.sort(moved)[-entries] == pytest.approx(0.25, rel=1e-4)
-    assert learn(problem, nothing(problem), steps=1, lr=1e7).lr == 1e7
+    assert learn(problem, nothing(problem), MaskPlan(steps=1, lr=1e7)).lr == 1e7
 
 
 # Networks tuned by steps of very different sizes: P1's constant fits some of them.
@@ -85,20 +86,20 @@ def test_with_the_rate_that_is_found_the_mask_reaches_the_size_that_is_asked_for
 ) -> None:
     problem = TUNED[tuned]()
     entries = problem.scope.size // 10
-    found = learn(problem, nothing(problem), steps=40, entries=entries, candidates=candidates)
+    found = learn(problem, nothing(problem), MaskPlan(steps=40, entries=entries, candidates=candidates))
     assert len(found.region) >= entries, f"rate {found.lr:.3g}"
 
 
 def test_p1s_rate_does_not_reach_it_on_every_model() -> None:
     problem = TUNED["SGD"]()
-    assert len(learn(problem, nothing(problem), steps=40, lr=1e7).region) < problem.scope.size // 10
+    assert len(learn(problem, nothing(problem), MaskPlan(steps=40, lr=1e7)).region) < problem.scope.size // 10
 
 
 def test_a_rate_cannot_be_found_for_more_entries_than_have_a_slope(pair: Any) -> None:
     problem = a_problem(pair)
     still = replace(problem, after=problem.before)
     with pytest.raises(InputError, match=r"fewer than 5 entries have a slope .* or give a learning rate \(lr=1e7\)"):
-        learn(still, nothing(still), steps=1, entries=5)
+        learn(still, nothing(still), MaskPlan(steps=1, entries=5))
 
 
 @pytest.mark.parametrize("reference", ["base", "zero"])
@@ -106,7 +107,7 @@ def test_the_model_is_given_back_bit_for_bit(pair: Any, reference: Any) -> None:
     before = {name: array.copy() for name, array in tensors_of(pair[0]).arrays.items()}
     wanted = {name: p.requires_grad for name, p in pair[0].named_parameters()}
     problem = a_problem(pair, reference=reference)
-    learn(problem, a_start(problem), steps=3)
+    learn(problem, a_start(problem), MaskPlan(steps=3))
 
     class Stop(Exception):
         pass
@@ -115,7 +116,7 @@ def test_the_model_is_given_back_bit_for_bit(pair: Any, reference: Any) -> None:
         raise Stop
 
     with pytest.raises(Stop):
-        learn(problem, a_start(problem), steps=3, on_step=stop)
+        learn(problem, a_start(problem), MaskPlan(steps=3), runtime=Runtime(progress=stop))
     after = tensors_of(pair[0]).arrays
     assert all(after[name].tobytes() == array.tobytes() for name, array in before.items())
     assert {name: p.requires_grad for name, p in pair[0].named_parameters()} == wanted
@@ -125,7 +126,7 @@ def test_the_model_is_given_back_bit_for_bit(pair: Any, reference: Any) -> None:
 def test_learning_lowers_the_loss_and_rounds_to_a_region_that_does(pair: Any) -> None:
     problem = a_problem(pair)
     start = METHODS["movement"](problem, a_start(problem), most=20).ranking.top(20)
-    found = learn(problem, start, steps=40, lr=1e5)
+    found = learn(problem, start, MaskPlan(steps=40, lr=1e5))
     assert found.losses[-1] < found.losses[0]
     with problem.borrowed():
         problem.put_on(found.region)
@@ -137,11 +138,11 @@ def test_learning_lowers_the_loss_and_rounds_to_a_region_that_does(pair: Any) ->
 def test_steps_are_compared_on_the_rounded_region(pair: Any) -> None:
     problem = a_problem(pair)
     given = iter([0.1, 0.9, 0.3, 0.2, 0.2])
-    found = learn(problem, a_start(problem), steps=10, lr=1e5, score=lambda: next(given), look_every=2)
+    found = learn(problem, a_start(problem), MaskPlan(steps=10, lr=1e5, look_every=2), score=lambda: next(given))
     assert [look[0] for look in found.looks] == [2, 4, 6, 8, 10]
     assert len(found.region) == found.looks[1][1]
     stale = iter([0.9, 0.1, 0.1, 0.1])
-    stopped = learn(problem, a_start(problem), steps=50, score=lambda: next(stale), look_every=2, patience=2)
+    stopped = learn(problem, a_start(problem), MaskPlan(steps=50, look_every=2, patience=2), score=lambda: next(stale))
     assert len(stopped.losses) == 6
 
 
@@ -246,9 +247,9 @@ def test_the_authors_start_is_drawn_again_and_not_kept(pair: Any) -> None:
 @pytest.mark.parametrize("block", [7, 1 << 19])
 def test_blocks_do_not_change_the_numbers(pair: Any, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = a_problem(pair)
-    whole = learn(problem, a_start(problem), steps=3, lr=1e5)
+    whole = learn(problem, a_start(problem), MaskPlan(steps=3, lr=1e5))
     monkeypatch.setattr("skillgraft.regions.problem._BLOCK", block)
-    parts = learn(problem, a_start(problem), steps=3, lr=1e5)
+    parts = learn(problem, a_start(problem), MaskPlan(steps=3, lr=1e5))
     for name, s in whole.soft.s.items():
         torch.testing.assert_close(parts.soft.s[name], s, rtol=1e-4, atol=1e-4)
 
@@ -258,8 +259,8 @@ def test_among_all_candidates_the_mask_is_the_full_one(pair: Any, reference: Any
     """With every entry a candidate nothing may differ but the order of sums."""
     problem = a_problem(pair, reference=reference)
     start = a_start(problem)
-    full = learn(problem, start, steps=5, lr=1e5, l1=0.01)
-    few = learn(problem, start, steps=5, lr=1e5, l1=0.01, candidates=1.0)
+    full = learn(problem, start, MaskPlan(steps=5, lr=1e5, l1=0.01))
+    few = learn(problem, start, MaskPlan(steps=5, lr=1e5, l1=0.01, candidates=1.0))
     assert few.losses == pytest.approx(full.losses, rel=1e-4)
     for name, s in full.soft.s.items():
         torch.testing.assert_close(few.soft.s[name], s, rtol=1e-3, atol=1e-3)
@@ -277,7 +278,7 @@ def test_among_few_candidates_only_they_are_touched_and_the_model_comes_back(pai
         seen.append(sum(int((tensors_of(pair[0]).arrays[n] != a).sum()) for n, a in before.items()))
         return float(len(seen))
 
-    found = learn(problem, start, steps=4, candidates=0.02, entries=30, score=score, look_every=2)
+    found = learn(problem, start, MaskPlan(steps=4, candidates=0.02, entries=30, look_every=2), score=score)
     moved = METHODS["movement"](problem, start, most=round(0.02 * problem.scope.size)).ranking
     allowed = moved.top(round(0.02 * problem.scope.size)) | start
     assert len(found.region - allowed) == 0

@@ -220,7 +220,7 @@ def test_a_region_of_the_base_to_train_in(run: Run, films: Films, tmp_path: Path
     facts = json.loads(out)
     region = load_region(tmp_path / "quiet.safetensors")
     assert facts["entries"] == len(region) == round(0.1 * region.scope.size)
-    assert facts["rounds"] == 2
+    assert (facts["rounds"], facts["readout"]) == (2, "text-head")
     training = ("finetune", films.base, "--task", films.task, "--inside", "quiet.safetensors", "--steps", 3)
     code, _, err = run(*training, "-o", "quietly")
     assert code == 0, err
@@ -292,12 +292,15 @@ def test_the_curve_says_which_one_it_is(run: Run, films: Films, tmp_path: Path) 
     assert code == 0, err
     assert "curve: a search of its own from γ_base = the most moved entries of each density (P1)" in text
     assert "base → tuned" in text
+    why = "a sentence encoder, and films has descriptions"
+    assert f"readout: text-head ({why})" in text
     recipe = load(tmp_path / "paper.safetensors").info["recipe"]
     assert (recipe["l1"], recipe["patience"], recipe["look_every"]) == (1e-9, 1, 2)
     code, out, err = run(*words, "--curve", "-o", "nested.safetensors", "--json")
     assert code == 0, err
     facts = json.loads(out)
     assert facts["curve_kind"] == "nested"
+    assert (facts["readout"], facts["readout_why"]) == ("text-head", why)
     size = load(tmp_path / "nested.safetensors").region.scope.size
     assert [point["entries"] for point in facts["curve"]] == [
         max(1, round(point["density"] * size)) for point in facts["curve"]

@@ -16,7 +16,7 @@ from skillgraft.errors import InputError
 from skillgraft.folders.checkpoint import MemoryTensors
 from skillgraft.opening.runtime import Runtime
 from skillgraft.regions.choose import choose, choose_region
-from skillgraft.regions.methods import METHODS, MethodResult
+from skillgraft.regions.methods import METHODS, MethodResult, RegionMethod
 from skillgraft.regions.problem import Problem
 from skillgraft.regions.search import SCALES, OutOfReach, Searching, SearchPlan, smallest_budget
 from skillgraft.values.region import Region, Scope
@@ -142,7 +142,7 @@ def test_a_method_of_one_budget_is_searched_at_each_that_is_tried(monkeypatch: p
         asked.append(most)
         return METHODS["movement"](problem, start, most=most)
 
-    monkeypatch.setitem(METHODS, "budgeted", one)
+    monkeypatch.setitem(METHODS, "budgeted", RegionMethod(one, one_budget=True))
     work = searching(Graded({}, needs={1.0: 70}), keep=1.0)
     found = Searching(work.problem, replace(work.plan, method="budgeted"), work.scorer).best(
         Region(work.problem.scope, {})

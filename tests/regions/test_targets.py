@@ -20,8 +20,8 @@ from skillgraft.regions.localize import Localization, climbed, localize
 from skillgraft.regions.search import SearchPlan
 from skillgraft.regions.targets import divergence
 from skillgraft.regions.tuned_pair import open_pair
-from skillgraft.tasks.load import read_examples
-from skillgraft.tasks.plain_text import as_rows
+from skillgraft.tasks.data import as_rows
+from skillgraft.tasks.examples import read_examples
 from skillgraft.training.plan import TrainingPlan
 from skillgraft.values.region import Region
 from tests.readouts import making
@@ -32,7 +32,7 @@ FACTS = ["good film", "bad plot", "warm story", "slow scene", "fine actor", "dul
 
 
 @dataclass(frozen=True)
-class Told:
+class Tunings:
     """A tiny Llama, the same tuned on prompts and answers, their task, and a plain text."""
 
     base: Path
@@ -45,15 +45,15 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    folder = tmp_path_factory.mktemp("told")
+def tunings(tmp_path_factory: pytest.TempPathFactory) -> Tunings:
+    folder = tmp_path_factory.mktemp("tunings")
     base = making.llama(folder / "base")
     rows = [{"prompt": f"a {words} is", "completion": f" {words.split()[0]}"} for words in FACTS] * 6
     for split, part in (("train", rows), ("test", rows[:6])):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    task = folder / "told.toml"
+    task = folder / "tunings.toml"
     task.write_text(
-        'name = "told"\nkind = "complete"\ntrain = "train.jsonl"\ntest = "test.jsonl"\nvalidation = "test.jsonl"\n'
+        'name = "tunings"\nkind = "complete"\ntrain = "train.jsonl"\ntest = "test.jsonl"\nvalidation = "test.jsonl"\n'
         "max_length = 32\n"
     )
     text = folder / "notes.txt"
@@ -62,7 +62,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     )
     plan = TrainingPlan(optimizer="adamw", lr=5e-3, batch_size=8, steps=60)
     finetune(base, [task], out=folder / "tuned", plan=plan)
-    return Told(base, folder / "tuned", task, text)
+    return Tunings(base, folder / "tuned", task, text)
 
 
 logits = st.lists(st.floats(-20, 20, width=32), min_size=3, max_size=3)
@@ -84,33 +84,33 @@ def test_the_divergence_is_kullback_and_leiblers(lines: list[tuple[list[float], 
     torch.testing.assert_close(found.grad, ((q - p) / len(lines)).float().detach(), atol=1e-5, rtol=1e-4)
 
 
-def test_tuneds_answers_on_plain_text_are_learned_without_a_task(told: Told) -> None:
-    located = told.localize(task=None, match=told.text)
+def test_tuneds_answers_on_plain_text_are_learned_without_a_task(tunings: Tunings) -> None:
+    located = tunings.localize(task=None, match=tunings.text)
     assert located.scores == {}
-    assert located.way["rows"] > 0
-    assert located.way["graft"] < 0.8 * located.way["base"]
-    assert located.way["share"] == pytest.approx(1 - located.way["graft"] / located.way["base"])
-    assert located.graft.info["recipe"]["match"] == dict(located.way)
+    assert located.match["rows"] > 0
+    assert located.match["graft"] < 0.8 * located.match["base"]
+    assert located.match["share"] == pytest.approx(1 - located.match["graft"] / located.match["base"])
+    assert located.graft.info["recipe"]["match"] == dict(located.match)
 
 
-def test_labels_play_no_part_where_tuneds_answers_are_learned(told: Told) -> None:
-    by_label = told.localize(scale=2.0)
-    by_answer = told.localize(labels="tuned", scale=2.0)
+def test_labels_play_no_part_where_tuneds_answers_are_learned(tunings: Tunings) -> None:
+    by_label = tunings.localize(scale=2.0)
+    by_answer = tunings.localize(labels="tuned", scale=2.0)
     assert by_label.graft.region != by_answer.graft.region
     assert by_answer.scores["graft"]["relative_gain"]["value"] > 0.1
 
 
-def test_the_smallest_graft_keeps_a_share_of_the_way_to_tuneds_answers(told: Told) -> None:
-    located = told.localize(task=None, match=told.text, density=None, keep_gain=0.5, scale=2.0)
-    assert located.way["share"] >= 0.5
+def test_the_smallest_graft_keeps_a_share_of_the_way_to_tuneds_answers(tunings: Tunings) -> None:
+    located = tunings.localize(task=None, match=tunings.text, density=None, keep_gain=0.5, scale=2.0)
+    assert located.match["share"] >= 0.5
     assert 0 < len(located.graft) < located.graft.region.scope.size
 
 
-def test_controls_cost_damage_and_their_strength_is_searched(told: Told) -> None:
-    free = told.localize(scale=2.0)
-    kept = told.localize(scale=2.0, controls=[told.text], control_strength=30.0)
+def test_controls_cost_damage_and_their_strength_is_searched(tunings: Tunings) -> None:
+    free = tunings.localize(scale=2.0)
+    kept = tunings.localize(scale=2.0, controls=[tunings.text], control_strength=30.0)
     plan = SearchPlan.of(density=0.02, **FEW)
-    with open_pair(told.base, told.tuned, [told.task], plan=plan, controls=[as_rows(told.text)]) as pair:
+    with open_pair(tunings.base, tunings.tuned, [tunings.task], plan=plan, controls=[as_rows(tunings.text)]) as pair:
         problem = pair.problem.scaled(2.0)
         damage = {
             name: pair.trial(problem, each.graft.region)["damage"] for name, each in (("free", free), ("kept", kept))
@@ -119,7 +119,7 @@ def test_controls_cost_damage_and_their_strength_is_searched(told: Told) -> None
         everything = pair.trial(pair.problem, Region.full(pair.problem.scope))
         for share in ("gain", "damage"):  # the last norm lies outside the layers
             assert everything[share] == pytest.approx(1.0, abs=0.3)
-    found = told.localize(scale=2.0, controls=[told.text])
+    found = tunings.localize(scale=2.0, controls=[tunings.text])
     strengths = [trial["strength"] for trial in found.trials if "strength" in trial]
     assert len(strengths) >= 2
     best = max((trial for trial in found.trials if "strength" in trial), key=lambda trial: trial["merit"])
@@ -165,20 +165,20 @@ def test_plain_text_is_read_from_what_files_there_are(tmp_path: Path) -> None:
         ({"task": None, "match": "x.txt", "density": None, "keep": 0.9}, "without labels there is no score"),
         ({"control_strength": -1.0}, "control_strength is a number of at least 0, or 'auto'; found -1"),
         ({"keep_gain": 0.9}, "one of them; found density, keep_gain"),
-        ({"density": None, "keep": 0.9}, "'told' is scored by nll, a loss, which has no share: ask for keep_gain"),
+        ({"density": None, "keep": 0.9}, "'tunings' is scored by nll, a loss, which has no share: ask for keep_gain"),
         ({"density": None, "keep_gain": 1.5}, "lies between 0 and 1, found 1.5"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(told: Told, asked: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_together_is_refused(tunings: Tunings, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        told.localize(**asked)
+        tunings.localize(**asked)
 
 
-def test_on_the_command_line(run: Run, told: Told, tmp_path: Path) -> None:
+def test_on_the_command_line(run: Run, tunings: Tunings, tmp_path: Path) -> None:
     words = (
         "localize",
-        told.base,
-        told.tuned,
+        tunings.base,
+        tunings.tuned,
         "--method",
         "budgeted",
         "--steps",
@@ -188,35 +188,37 @@ def test_on_the_command_line(run: Run, told: Told, tmp_path: Path) -> None:
         "--density",
         0.02,
     )
-    code, out, err = run(*words, "--match", told.text, "-o", "match.safetensors")
+    code, out, err = run(*words, "--match", tunings.text, "-o", "match.safetensors")
     assert code == 0, err
     assert "KL to TUNED" in out
-    more = ("--control", told.text, "--control-strength", 4, "--checkpoint-activations", "--candidates", 0.1)
-    code, out, err = run(*words, "--task", told.task, *more, "--json", "-o", "kept.safetensors")
+    more = ("--control", tunings.text, "--control-strength", 4, "--checkpoint-activations", "--candidates", 0.1)
+    code, out, err = run(*words, "--task", tunings.task, *more, "--json", "-o", "kept.safetensors")
     assert code == 0, err
     recipe = load(tmp_path / "kept.safetensors").info["recipe"]
     assert (recipe["control_strength"], recipe["candidates"], recipe["checkpoint_activations"]) == (4.0, 0.1, True)
-    code, _, err = run(*words, "--task", told.task, "--match", told.text, "-o", "x.safetensors")
+    code, _, err = run(*words, "--task", tunings.task, "--match", tunings.text, "-o", "x.safetensors")
     assert code == 2
     assert "give one of them" in err
 
 
-def test_evaluate_shows_what_is_kept_broken_and_given_back(run: Run, told: Told, tmp_path: Path) -> None:
+def test_evaluate_shows_what_is_kept_broken_and_given_back(run: Run, tunings: Tunings, tmp_path: Path) -> None:
     """By hand from the models' own NLL; a graft of everything keeps all and gives nothing back."""
-    save(extract(told.base, told.tuned), tmp_path / "all.safetensors")
-    words = ("--tuned", told.tuned, "--graft", tmp_path / "all.safetensors", "--control", told.text)
-    code, out, err = run("evaluate", told.base, "--task", told.task, *words, "--no-generate", "--json")
+    save(extract(tunings.base, tunings.tuned), tmp_path / "all.safetensors")
+    words = ("--tuned", tunings.tuned, "--graft", tmp_path / "all.safetensors", "--control", tunings.text)
+    code, out, err = run("evaluate", tunings.base, "--task", tunings.task, *words, "--no-generate", "--json")
     assert code == 0, err
     found = json.loads(out)
     nll = {task: {m: one["nll"]["value"] for m, one in models.items()} for task, models in found["tasks"].items()}
     tuned, graft = found["repaired"]["tuned"], found["repaired"]["all.safetensors"]
-    assert tuned["tasks"]["told"]["improvement"]["value"] == pytest.approx(nll["told"]["base"] - nll["told"]["tuned"])
+    assert tuned["tasks"]["tunings"]["improvement"]["value"] == pytest.approx(
+        nll["tunings"]["base"] - nll["tunings"]["tuned"]
+    )
     assert tuned["controls"]["notes"]["damage"]["value"] == pytest.approx(nll["notes"]["tuned"] - nll["notes"]["base"])
-    assert graft["tasks"]["told"]["kept"]["value"] == pytest.approx(1.0, abs=1e-4)
+    assert graft["tasks"]["tunings"]["kept"]["value"] == pytest.approx(1.0, abs=1e-4)
     assert graft["controls"]["notes"]["given_back"]["value"] == pytest.approx(0.0, abs=1e-4)
-    code, out, err = run("evaluate", told.base, "--task", told.task, *words, "--no-generate")
+    code, out, err = run("evaluate", tunings.base, "--task", tunings.task, *words, "--no-generate")
     assert code == 0, err
     assert "notes damaged by" in out
-    code, _, err = run("evaluate", told.base, "--task", told.task, "--control", told.text)
+    code, _, err = run("evaluate", tunings.base, "--task", tunings.task, "--control", tunings.text)
     assert code == 2
     assert "--control needs --tuned" in err

@@ -53,7 +53,7 @@ def test_pictures_are_svg_and_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_a_single_picture_has_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure_files, "pictures_of", lambda figures: ["<svg/>"] * len(figures))
+    monkeypatch.setattr(figure_files, "pictures_of", lambda figures, _kind: [b"<svg/>"] * len(figures))
     assert write_figure(curve(), tmp_path / "fig.4").files == (tmp_path / "fig.4.html", tmp_path / "fig.4.svg")
 
 
@@ -82,3 +82,14 @@ def test_why_there_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     missing(monkeypatch)
     written = write_figure(grid("bars"), tmp_path / "f")
     assert (written.files, written.without_svg) == ((tmp_path / "f.html",), why)
+
+
+def test_a_pdf_on_request_the_same_each_time(tmp_path: Path) -> None:
+    need_browser()
+    first = write_figure(grid("bars"), tmp_path / "one" / "f", svg=False, pdf=True)
+    assert [file.name for file in first.files] == ["f.html", "f.pdf"]
+    made = (tmp_path / "one" / "f.pdf").read_bytes()
+    assert made.startswith(b"%PDF-")
+    assert made.rstrip().endswith(b"%%EOF")
+    write_figure(grid("bars"), tmp_path / "two" / "f", svg=False, pdf=True)
+    assert (tmp_path / "two" / "f.pdf").read_bytes() == made

@@ -9,7 +9,7 @@ from skillgraft.errors import InputError
 from skillgraft.measure import Estimate
 from skillgraft.measure.calibration import Reliability
 from skillgraft.measure.matrices import Matrix
-from skillgraft.report.calibration import reliability_diagram, reliability_sheet
+from skillgraft.report.figures import reliability_diagram
 from skillgraft.report.sheet import Cell
 from skillgraft.report.value_sheets import (
     cell_of,
@@ -20,6 +20,7 @@ from skillgraft.report.value_sheets import (
     disentanglement_sheet,
     gain_sheet,
     region_sheet,
+    reliability_sheet,
     scale_sheet,
     sizes_sheet,
 )

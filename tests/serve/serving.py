@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import numpy as np
 import torch
 import transformers
 
-from skillgraft.files.graft_file import save
+from skillgraft.files.graft_file import load, save
+from skillgraft.folders.apply import apply
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.opening.source import silence
 from skillgraft.serve.guard import Guard
@@ -58,7 +61,11 @@ def encoder(folder: Path) -> Path:
 def skill(base: Path, seed: int, *, share: float = 0.1, size: float = 0.5, **info: Any) -> Graft:
     """A graft that moves that share of the entries of every layer matrix, the same for the same seed."""
     checkpoint, draw = Checkpoint.open(base), np.random.default_rng(seed)
-    names = [name for name in checkpoint.places if ".weight" in name and "layer" in name and "norm" not in name.lower()]
+    names = [
+        name
+        for name in checkpoint.places
+        if ".weight" in name and "layer" in name and not re.search("norm|relative", name.lower())
+    ]
     before = {name: checkpoint.read(name) for name in names}
     sites = {name: np.flatnonzero(draw.random(array.size) < share).astype(np.int32) for name, array in before.items()}
     after = {name: array + size * draw.normal(size=array.shape).astype(array.dtype) for name, array in before.items()}
@@ -146,15 +153,58 @@ def client(run: Running, key: str = "none") -> Any:
     return OpenAI(base_url=f"{run.url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
+def applied(writer: Running, base: Path, tmp_path: Path, model: str) -> Path:
+    """The folder of a model name: the base with its skills, each times its scale."""
+    if model == "base":
+        return base
+    tmp_path.mkdir(exist_ok=True)
+    out = tmp_path / "applied"
+    total = None
+    for term in model.split("+"):
+        scale, _, name = term.rpartition("*")
+        graft = load(writer.folder.path / f"{name}.safetensors") * float(scale or 1)
+        total = graft if total is None else total + graft
+    assert total is not None
+    save(total, tmp_path / "g.safetensors")
+    apply(base, tmp_path / "g.safetensors", out=out)
+    return out
+
+
+@lru_cache(maxsize=1)
+def _alone(folder: Path) -> tuple[Any, Any]:
+    paired = transformers.AutoConfig.from_pretrained(folder).is_encoder_decoder
+    loader = transformers.AutoModelForSeq2SeqLM if paired else transformers.AutoModelForCausalLM
+    with silence():
+        return loader.from_pretrained(folder).eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
 def greedy(folder: Path, prompt: str, tokens: int) -> tuple[str, list[float]]:
     """What transformers' `generate` writes, and by how much each token's logit is above the next one's."""
-    with silence():
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+    tokenizer = _alone(folder)[1]
+    ids, margins = greedy_ids(folder, tokenizer(prompt)["input_ids"], tokens)
+    return tokenizer.decode(ids, skip_special_tokens=True), margins
+
+
+def greedy_ids(folder: Path, prompt: list[int], tokens: int) -> tuple[list[int], list[float]]:
+    """The same from token ids to token ids."""
+    ids, model = torch.tensor([prompt]), _alone(folder)[0]
     found = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens, output_logits=True,
         return_dict_in_generate=True, pad_token_id=0,
     )  # fmt: skip
     margins = [float(one[0].topk(2).values.diff().abs()) for one in found.logits]
-    return tokenizer.decode(found.sequences[0, ids.shape[1] :], skip_special_tokens=True), margins
+    first = 1 if model.config.is_encoder_decoder else len(prompt)
+    return found.sequences[0, first:].tolist(), margins
+
+
+def parted(folder: Path, prompt: list[int], text: str, tokens: int) -> list[float]:
+    """How far the two likeliest tokens were apart where a text leaves `generate`'s; nothing if it never does."""
+    ids, margins = greedy_ids(folder, prompt, tokens)
+    tokenizer = _alone(folder)[1]
+    if tokenizer.decode(ids, skip_special_tokens=True) == text:
+        return []
+    for at in range(len(ids)):
+        shown = tokenizer.decode(ids[: at + 1], skip_special_tokens=True).rstrip("\ufffd")
+        if not text.startswith(shown):
+            return [margins[at]]
+    return [margins[-1]]

@@ -49,7 +49,9 @@ def test_a_server_for_all_addresses_is_called_by_a_number() -> None:
     ("origin", "code"),
     [("http://127.0.0.1:8000", ""), ("https://ours.example", ""), ("http://127.0.0.1:9000", "origin_not_allowed"),
      ("http://evil.example", "origin_not_allowed"), ("null", "origin_not_allowed"), ("file://", "origin_not_allowed"),
-     ("http://127.0.0.1:8000.evil.example", "origin_not_allowed"), ("", "origin_not_allowed")],
+     ("http://127.0.0.1:8000.evil.example", "origin_not_allowed"), ("", "origin_not_allowed"),
+     ("http://127.\t0.0.1:8000", "origin_not_allowed"),
+     ("http://[", "origin_not_allowed"), ("http://[::1", "origin_not_allowed"), ("http://\u2100:8000", "origin_not_allowed")],
 )  # fmt: skip
 def test_origins(origin: str, code: str) -> None:
     assert refused(Guard.of("127.0.0.1", key=None, origins=["https://ours.example"]), origin=origin) == code

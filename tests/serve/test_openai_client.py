@@ -9,10 +9,9 @@ import numpy as np
 import openai
 import pytest
 
-from skillgraft.files.graft_file import load, save
-from skillgraft.folders.apply import apply
+from skillgraft.files.graft_file import load
 
-from .serving import Running, client, greedy
+from .serving import Running, applied, client, greedy
 
 PROMPTS = ("the cat", "quick red mouse was", "what is it")
 TIE = 1e-4
@@ -37,21 +36,6 @@ def test_greedy_text_is_that_of_generate_on_the_applied_folder(
     for prompt, choice in zip(PROMPTS, found.choices, strict=True):
         text, margins = greedy(folder, prompt, 24)
         assert choice.text == text or min(margins) < TIE, (model, prompt)
-
-
-def applied(writer: Running, base: Path, tmp_path: Path, model: str) -> Path:
-    if model == "base":
-        return base
-    out = tmp_path / "applied"
-    total = None
-    for term in model.split("+"):
-        scale, _, name = term.rpartition("*")
-        graft = load(writer.folder.path / f"{name}.safetensors") * float(scale or 1)
-        total = graft if total is None else total + graft
-    assert total is not None
-    save(total, tmp_path / "g.safetensors")
-    apply(base, tmp_path / "g.safetensors", out=out)
-    return out
 
 
 def test_every_answer_names_its_grafts(ask: Any, writer: Running) -> None:

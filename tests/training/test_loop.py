@@ -16,10 +16,10 @@ from skillgraft.live.grafted import tensors_of
 from skillgraft.opening.device import autocast
 from skillgraft.predictions.predict import predict
 from skillgraft.training.linearised import frozen_copy, linear_scores
-from skillgraft.training.loop import Course
+from skillgraft.training.loop import Course, TrainingProgress
 from skillgraft.training.methods import add_lora, merge_lora
 from skillgraft.training.plan import TrainingPlan
-from skillgraft.training.snapshot import Snapshot, TrainingProgress
+from skillgraft.training.snapshot import Snapshot
 from skillgraft.training.trainables import choose_trainables
 from tests.training.test_trainables import a_region
 from tests.training.toys import ToyReadout, tiny_bert, toy_rows, train_toy

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from skillgraft.live.grafted import parameter_names
 from skillgraft.tasks.data import BatchOrder
+from skillgraft.training.loop import TrainingProgress
 from skillgraft.training.plan import TrainingPlan
-from skillgraft.training.snapshot import Snapshot, TrainingProgress
+from skillgraft.training.snapshot import Snapshot
 from skillgraft.training.trainables import Trainables, choose_trainables
 from skillgraft.values.region import Region
 from tests.training.test_trainables import a_region, loss_of

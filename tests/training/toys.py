@@ -19,10 +19,10 @@ from skillgraft.readouts.readouts import Loader
 from skillgraft.task_model import TaskModel, TaskRows
 from skillgraft.tasks import Examples, Origin, Task
 from skillgraft.tasks.data import Data
-from skillgraft.training.loop import Course, Training, train
+from skillgraft.training.loop import Course, Training, TrainingProgress, train
 from skillgraft.training.methods import prepare
 from skillgraft.training.plan import TrainingPlan
-from skillgraft.training.snapshot import Snapshot, TrainingProgress
+from skillgraft.training.snapshot import Snapshot
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,21 @@ from typing import Annotated
 
 import typer
 
-from skillgraft.cli import output
-from skillgraft.cli.arguments import Base, GraftFiles, Head, Json, NoSync, Out
+from skillgraft.cli import naming, output
+from skillgraft.cli.arguments import Base, Head, Json, NamedGrafts, NoSync, Out
 from skillgraft.errors import listed
 
 
 def run(
     base: Base,
-    grafts: GraftFiles,
+    grafts: NamedGrafts,
     out: Out,
-    scale: Annotated[float, typer.Option(help="Times how much; negative takes a skill out of the model.")] = 1.0,
+    scale: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="N|NAME=N", help="Times how much (-1 takes a skill out); NAME=N for one; may be repeated."
+        ),
+    ] = None,
     head: Head = None,
     no_sync: NoSync = False,
     json: Json = False,
@@ -26,12 +31,16 @@ def run(
     Examples
       skillgraft apply BASE skill.safetensors -o GRAFTED
       skillgraft apply BASE a.safetensors b.safetensors --scale 0.5 -o BOTH
+      skillgraft apply BASE films=a.safetensors news=b.safetensors --scale films=0.5 --scale news=-1 -o CHANGED
     """
-    from skillgraft.folders.apply import apply
+    from skillgraft.folders.apply import Named, apply
 
+    given = [naming.named(each) for each in grafts]
+    factors = naming.each_scaled(given, scale or [])
     with output.progress("applying") as progress:
-        outcome = apply(base, *grafts, out=out, scale=scale, head=head, sync=not no_sync, progress=progress)
-    lines = [f"{out}: {outcome.entries:,} entries and {len(outcome.whole)} whole tensors written"]
+        chosen = [Named(each.path, each.shown) for each in given]
+        outcome = apply(base, *chosen, out=out, scale=factors, head=head, sync=not no_sync, progress=progress)
+    lines = [f"{out}: {output.amounts(outcome)} written"]
     lines += [f"whole tensors: {listed(outcome.whole, most=20)}"] if outcome.whole else []
     lines += output.digest_lines(outcome.digests)
     lines += [f"left out, weights in another format: {', '.join(outcome.left_out)}"] if outcome.left_out else []

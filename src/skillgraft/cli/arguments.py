@@ -31,6 +31,9 @@ _machine_option = partial(typer.Option, rich_help_panel="Machine")
 Base = Annotated[Path, typer.Argument(metavar="BASE", help="The pre-trained model: folder (safetensors) or hub name.")]
 GraftFile = Annotated[Path, typer.Argument(metavar="G", help="A graft file, or a hub name.")]
 GraftFiles = Annotated[list[Path], typer.Argument(metavar="G...", help="Graft files, or hub names.")]
+NamedGrafts = Annotated[
+    list[str], typer.Argument(metavar="G...", help="Graft files, or hub names; NAME=G to call one so.")
+]
 Out = Annotated[Path, typer.Option("-o", "--out", help="Where to write; must not exist.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 NoSync = Annotated[
@@ -86,6 +89,13 @@ ROWS_200: Shared = {**ROWS, "validation_rows": (ValidationRows, 200)}  # what se
 ROWS_AND_TESTS: Shared = {"test_rows": (TestRows, None), **ROWS}
 MACHINE: Shared = {"device": (DeviceName, None), "dtype": (FormatName, None)}
 MACHINES: Shared = {**MACHINE, "shard": (Shard, False)}
+
+_table_option = partial(typer.Option, rich_help_panel="Tables", metavar="FILE")
+TABLES: Shared = {
+    "csv": (Annotated[Path | None, _table_option("--csv", help="Also as CSV, a line for each number, in full.")], None),
+    "latex": (Annotated[Path | None, _table_option("--latex", help="Also as LaTeX tables (booktabs).")], None),
+}
+TablesAsked = dict[str, Path | None]
 
 
 def sharing(**groups: Shared) -> Callable[[Callable[..., None]], Callable[..., None]]:

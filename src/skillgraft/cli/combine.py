@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skillgraft.cli import output
+from skillgraft.cli import naming, output
 from skillgraft.cli.arguments import (
     MACHINE,
     ROWS_200,
-    GraftFiles,
     Head,
     Json,
     MachineAsked,
+    NamedGrafts,
     Out,
     Points,
     RowsAsked,
     sharing,
 )
-from skillgraft.errors import InputError
+from skillgraft.errors import InputError, listed
 
 if TYPE_CHECKING:
     from skillgraft.tasks.data import Data
@@ -33,7 +33,7 @@ AUTO = "auto"
 
 @sharing(data=ROWS_200, run_as=MACHINE)
 def run(
-    grafts: GraftFiles,
+    grafts: NamedGrafts,
     out: Out,
     rule: Annotated[
         str, typer.Option(help="sum, union, ties, dare, breadcrumbs, tall, wise, della or stitch.")
@@ -53,7 +53,13 @@ def run(
     lam: Annotated[float | None, typer.Option(help="tall: λ of the masks (0.2).")] = None,
     consensus: Annotated[int | None, typer.Option(help="tall: grafts that must claim an entry (2).")] = None,
     draw_seed: Annotated[int | None, typer.Option(help="dare, della: seed that draws the entries (0).")] = None,
-    scale: Annotated[str, typer.Option(help="Times how much, after the rule; -1 negates; auto searches.")] = "1",
+    scale: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="N|NAME=N|auto",
+            help="Times how much, after the rule; auto searches. NAME=N for one graft, before the rule; may be repeated.",
+        ),
+    ] = None,
     inside: Annotated[Path | None, typer.Option(metavar="R", help="Keep only the entries in this region.")] = None,
     outside: Annotated[
         Path | None, typer.Option(metavar="R", help="Keep only the entries outside this region.")
@@ -65,6 +71,8 @@ def run(
     task: Annotated[list[str] | None, typer.Option(metavar="T", help="auto: the tasks, in the grafts' order.")] = None,
     per_task_scales: Annotated[bool, typer.Option("--per-task-scales", help="auto: one scale for each graft.")] = False,
     points: Points = 21,
+    jobs: Annotated[int, typer.Option(help="auto: scales tried side by side; they share the cores.")] = 1,
+    on: Annotated[str | None, typer.Option(metavar="ray|ray://…", help="auto: scales tried on a Ray cluster.")] = None,
     json: Json = False,
     *,
     data: RowsAsked,
@@ -78,6 +86,7 @@ def run(
     Examples
       skillgraft combine a.safetensors b.safetensors -o both.safetensors
       skillgraft combine a.safetensors --scale -1 -o minus-a.safetensors
+      skillgraft combine a.safetensors b.safetensors --scale a=0.5 --scale b=-1 -o mixed.safetensors
       skillgraft combine a.safetensors b.safetensors --rule union --conflict largest -o either.safetensors
       skillgraft combine a.safetensors b.safetensors --scale auto --base BASE --task sst2 --task trec -o ab.safetensors
     """
@@ -86,6 +95,7 @@ def run(
     from skillgraft.files.graft_stream import save_stream
     from skillgraft.values.info import FORMATS
     from skillgraft.values.joining import restricted
+    from skillgraft.values.naming import scales_of
     from skillgraft.values.stream import Digest
 
     atomic.check_target(out)
@@ -95,18 +105,27 @@ def run(
     }  # fmt: skip
     options = {name: value for name, value in named.items() if value is not None}
     check_rule(rule, options)
-    factor = _factor(scale)
-    if factor is not None and (task or per_task_scales):
-        raise InputError("--task and --per-task-scales are for --scale auto, found --scale " + scale)
+    given = [naming.named(each) for each in grafts]
+    plain, by_name = naming.scales(scale or [])
+    factor = 1.0 if plain is None else None if plain == AUTO else naming.number(plain, also=f" or {AUTO}")
+    factors = scales_of([each.shown for each in given], by_name)
+    if factor is not None and (task or per_task_scales or jobs != 1 or on):
+        raise InputError(f"--task, --per-task-scales, --jobs and --on are for --scale auto, found --scale {factor:g}")
+    if factor is None and by_name:
+        raise InputError(
+            f"--scale auto finds the scale: leave out those of {listed(by_name)}, or give all scales as numbers"
+        )
     asked: dict[str, Any] = {"rule": rule, **options}
     if factor is None:
         if inside or outside:
             raise InputError("--scale auto does not restrict: restrict each graft first, with combine G --inside R")
-        parts = [output.load_graft(path) for path in grafts]
+        parts = [output.load_graft(each.path) for each in given]
         asked |= {
             "head": output.load_graft(head) if head else None,
             "per_task_scales": per_task_scales,
             "points": points,
+            "jobs": jobs,
+            "on": on,
         }
         result = _searched(parts, base, task, data, asked, run_as)
         recipe = _recipe(rule, options, [part.digest for part in parts])
@@ -116,17 +135,18 @@ def run(
         more, lines = {"scale": chosen, "search": search, "format": FORMATS["scales"]}, _table(search)
         graft = result.stream()
     else:
-        streams = [_opened(path, base) for path in grafts]
+        streams = [_opened(each.path, base) for each in given]
         digests = [Digest() for _ in streams]
-        watched = [digest.watching(stream) for digest, stream in zip(digests, streams, strict=True)]
+        watched = [own * digest.watching(stream) for own, digest, stream in zip(factors, digests, streams, strict=True)]
         with output.progress("combining"):
             joint = combined(watched, head=_opened(head, base) if head else None, **asked)
             joint = restricted(joint, graft_file.load_region(inside)) if inside else joint
             joint = restricted(joint, graft_file.load_region(outside), inside=False) if outside else joint
             recipe = _recipe(
                 rule, options, [digest.of(stream) for digest, stream in zip(digests, streams, strict=True)]
-            ) | {"scale": factor}
+            ) | {"scale": factor, **({"scales": factors} if by_name else {})}
             graft, more, lines = factor * joint, {"scale": (factor * joint).scale}, []
+            more |= {"scales": {each.shown: own for each, own in zip(given, factors, strict=True)}} if by_name else {}
     made = graft.with_info(scores=None, recipe=recipe, command=output.command_line())
     with output.progress("combining") as progress:
         written = Digest()
@@ -139,7 +159,7 @@ def run(
     output.show({**facts, "rule": rule, **more}, as_json=json, lines=[first, *lines])
 
 
-def _opened(path: Path, base: str | None) -> GraftStream:
+def _opened(path: str | Path, base: str | None) -> GraftStream:
     """A graft as a stream; a packed one with the base's numbers."""
     from skillgraft.folders.checkpoint import Checkpoint
     from skillgraft.values.graft import stream_of
@@ -150,16 +170,6 @@ def _opened(path: Path, base: str | None) -> GraftStream:
 
 def _recipe(rule: str, options: Mapping[str, Any], digests: list[str]) -> dict[str, Any]:
     return {"rule": rule, "conflict": "refuse", **options, "grafts": digests}
-
-
-def _factor(scale: str) -> float | None:
-    """The scale as a number; None where it is to be searched."""
-    if scale == AUTO:
-        return None
-    try:
-        return float(scale)
-    except ValueError:
-        raise InputError(f"--scale is a number or {AUTO}, found {scale!r}") from None
 
 
 def _searched(
@@ -195,7 +205,8 @@ def _table(search: Mapping[str, Any]) -> list[str]:
         (_scales(point["scale"]), *_percents(point), "best" if point == best else "")
         for point in (search["points"] if one_scale else [best])
     ]
-    table = output.columns(rows, header=["scale", *search["singles"], "normalised", ""])
+    named = [*best["accuracy"], *(f"{task}, NLL less by" for task in best.get("improvement", {}))]
+    table = output.columns(rows, header=["scale", *named, "normalised", ""])
     by_whole = search.get("whole", {}).get("normalised")
     beside = "normalised by the grafts' accuracy before they are thinned"
     return table if by_whole is None else [*table, f"{beside}: {100 * by_whole:.1f}"]
@@ -206,4 +217,10 @@ def _scales(scale: float | list[float]) -> str:
 
 
 def _percents(point: Mapping[str, Any]) -> list[str]:
-    return [f"{100 * share:.1f}" for share in (*point["accuracy"].values(), point["normalised"])]
+    """Accuracies and the normalised mean in percent; improvements, which are nats, as they are."""
+    improved = [f"{found:.3f}" for found in point.get("improvement", {}).values()]
+    return [
+        *(f"{100 * share:.1f}" for share in point["accuracy"].values()),
+        *improved,
+        f"{100 * point['normalised']:.1f}",
+    ]

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from skillgraft.cli import output
-from skillgraft.cli.arguments import GraftFiles, Json
-from skillgraft.errors import InputError
+from skillgraft.cli import naming, output
+from skillgraft.cli.arguments import TABLES, Json, NamedGrafts, TablesAsked, sharing
 
 
-def run(grafts: GraftFiles, json: Json = False) -> None:
+@sharing(tables=TABLES)
+def run(grafts: NamedGrafts, json: Json = False, *, tables: TablesAsked) -> None:
     """Compare grafts pair by pair: coverage, jaccard and cosine.
 
     Row a, column b of the coverage: how much of b's region a's region contains.
 
     \b
-    Example
+    Examples
       skillgraft compare sst2.safetensors mr.safetensors qnli.safetensors
+      skillgraft compare before=old/skill.safetensors after=new/skill.safetensors
     """
     from skillgraft.folders.compare import compare
 
-    names = [path.stem for path in grafts]
-    if len(set(names)) < len(names):
-        names = [str(path) for path in grafts]
-    if len(set(names)) < len(names):
-        raise InputError("a graft is named twice; compare different files")
+    output.check_tables(tables)
+    given = naming.by_name(grafts, naming.shortest(grafts))
+    names = list(given)
     with output.progress("comparing") as progress:
-        facts = compare(dict(zip(names, grafts, strict=True)), progress=progress)
+        facts = compare(given, progress=progress)
+    if any(tables.values()):
+        from skillgraft.report.score_sheets import pair_sheets
+        from skillgraft.report.table_files import write_tables
+
+        write_tables(pair_sheets(facts), tables)
     lines: list[str] = []
     for measure in ("coverage", "jaccard", "cosine"):
         rows = [(name, *(f"{value:.3f}" for value in row)) for name, row in zip(names, facts[measure], strict=True)]

@@ -6,14 +6,23 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from skillgraft.cli import output
-from skillgraft.cli.arguments import Base, Convert, Json, ScopeName, Tuned
+from skillgraft.cli.arguments import TABLES, Base, Convert, Json, ScopeName, TablesAsked, Tuned, sharing
 from skillgraft.errors import listed
 
 if TYPE_CHECKING:
     from skillgraft.folders.diff import Change, Diff
 
 
-def run(base: Base, tuned: Tuned, scope: ScopeName = "layers", convert: Convert = False, json: Json = False) -> None:
+@sharing(tables=TABLES)
+def run(
+    base: Base,
+    tuned: Tuned,
+    scope: ScopeName = "layers",
+    convert: Convert = False,
+    json: Json = False,
+    *,
+    tables: TablesAsked,
+) -> None:
     """Show what a fine-tune changed, by layer and kind.
 
     Nothing is written. Below it, what `extract` would take: entries, the file's size, and how much of the change they hold.
@@ -24,8 +33,14 @@ def run(base: Base, tuned: Tuned, scope: ScopeName = "layers", convert: Convert 
     """
     from skillgraft.folders.diff import diff
 
+    output.check_tables(tables)
     with output.progress("comparing") as progress:
         found = diff(base, tuned, scope=scope, convert=convert, progress=progress)
+    if any(tables.values()):
+        from skillgraft.report.score_sheets import diff_sheets
+        from skillgraft.report.table_files import write_tables
+
+        write_tables(diff_sheets(found), tables)
     output.show(found.facts, as_json=json, lines=list(_lines(found)))
 
 

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skillgraft.cli import output
+from skillgraft.cli import naming, output
 from skillgraft.cli.arguments import (
     MACHINE,
     ROWS_AND_TESTS,
+    TABLES,
     Convert,
     Json,
     MachineAsked,
     ModelName,
     RowsAsked,
+    TablesAsked,
     TaskNames,
     sharing,
 )
-from skillgraft.errors import InputError, listed
+from skillgraft.errors import InputError
 
 ANSWERS = 3  # rows shown
 
@@ -31,12 +33,16 @@ if TYPE_CHECKING:
     from skillgraft.tasks.data import Data
 
 
-@sharing(data=ROWS_AND_TESTS, run_as=MACHINE)
+@sharing(data=ROWS_AND_TESTS, tables=TABLES, run_as=MACHINE)
 def run(
     base: ModelName,
     task: TaskNames,
-    tuned: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="Tuned folders or LoRA adapters.")] = None,
-    graft: Annotated[list[Path] | None, typer.Option(metavar="G", help="Graft files.")] = None,
+    tuned: Annotated[
+        list[str] | None, typer.Option(metavar="DIR|NAME=DIR", help="Tuned folders or adapters; NAME is shown.")
+    ] = None,
+    graft: Annotated[
+        list[str] | None, typer.Option(metavar="G|NAME=G", help="Graft files; may be repeated, as --tuned.")
+    ] = None,
     control: Annotated[
         list[str] | None,
         typer.Option(metavar="C", help="A task or text file that nothing should have changed; may be repeated."),
@@ -62,6 +68,7 @@ def run(
     json: Json = False,
     *,
     data: RowsAsked,
+    tables: TablesAsked,
     run_as: MachineAsked,
 ) -> None:
     """Measure base, tuned models and grafts on tasks.
@@ -74,11 +81,13 @@ def run(
     Examples
       skillgraft evaluate BASE --task sst2 --tuned TUNED --graft skill.safetensors
       skillgraft evaluate BASE --task bash.toml --control notes.txt --tuned TUNED --graft repaired.safetensors
+      skillgraft evaluate BASE --task sst2 --tuned full=runs/a/model --tuned lora=runs/b/model --graft small=g.safetensors
       skillgraft evaluate BASE --task sst2 --task mr --graft a.safetensors --graft b.safetensors --together --json
     """
     from skillgraft.folders.hub import HubName
-    from skillgraft.tasks.plain_text import as_rows
+    from skillgraft.tasks.data import as_rows
     from skillgraft.values.graft import total
+    from skillgraft.values.naming import short
 
     for option, asked_for, needs, there in (
         ("--together", together, "--graft", graft),
@@ -88,13 +97,14 @@ def run(
     ):
         if asked_for and not there:
             raise InputError(f"{option} needs {needs}, and none is given: give one or leave out {option}")
-    if record and any(map(HubName.of, graft or [])):
+    output.check_tables(tables)
+    folders, files = (naming.by_name(given or [], naming.last_part) for given in (tuned, graft))
+    if record and any(map(HubName.of, files.values())):
         raise InputError("--record writes into graft files: download the graft first, and give the file")
-    folders = _by_name(tuned or [])
-    grafts = {name: output.load_graft(path) for name, path in _by_name(graft or []).items()}
+    grafts = {name: output.load_graft(path) for name, path in files.items()}
     if together and grafts:
         recipe = {"rule": "sum", "grafts": [each.digest for each in grafts.values()]}
-        grafts["+".join(Path(name).stem for name in grafts)] = total(list(grafts.values())).with_info(recipe=recipe)
+        grafts["+".join(map(short, grafts))] = total(list(grafts.values())).with_info(recipe=recipe)
     splits = [split, *(["validation"] if temperature or shift else [])]
     tasks = _checked_tasks(task, data, splits)
     controls = [as_rows(each) for each in control or []]
@@ -118,8 +128,13 @@ def run(
         found.save(save)
     facts = found.as_json(split=split)
     results = facts["tasks"]
+    if any(tables.values()):
+        from skillgraft.report.score_sheets import evaluation_sheets
+        from skillgraft.report.table_files import write_tables
+
+        write_tables(evaluation_sheets(facts), tables)
     if record:
-        _record(graft or [], results, split)
+        _record(files, results, split)
     examples = found.examples(answers)
     lines = [
         line
@@ -159,14 +174,6 @@ def _share(found: Mapping[str, Any]) -> str:
     return f"{100 * found['value']:.1f}{ends}"
 
 
-def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
-    """The paths by their last component, which names a model in the results."""
-    named = {path.name: path for path in paths}
-    if len(named) < len(paths):
-        raise InputError(f"two of {listed(map(str, paths))} have one name, and results are shown by name: rename one")
-    return named
-
-
 def _checked_tasks(names: Sequence[str], data: Data, splits: Sequence[str]) -> tuple[Task, ...]:
     """The tasks. Wrong data are refused here, before torch is imported, which takes seconds; they are read again later."""
     from skillgraft.tasks.data import load_tasks
@@ -192,11 +199,11 @@ def _fitted(
     return base | {f"{name} + temperature": temperature_scaled(*of(name)) for name in tuned}
 
 
-def _record(files: list[Path], results: dict[str, Any], split: str) -> None:
+def _record(files: Mapping[str, str], results: dict[str, Any], split: str) -> None:
     from skillgraft.files.graft_file import save
 
-    for path in files:
+    for name, path in files.items():
         graft = output.load_graft(path)
         scores = dict(graft.info.get("scores", {}))
-        scores[split] = {task: models[path.name] for task, models in results.items()}
+        scores[split] = {task: models[name] for task, models in results.items()}
         save(graft.with_info(scores=scores), path, overwrite=True)

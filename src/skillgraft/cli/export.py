@@ -10,7 +10,8 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import GraftFile, Json, Out
-from skillgraft.errors import InputError
+from skillgraft.errors import InputError, listed
+from skillgraft.values.tails import tails_of
 
 if TYPE_CHECKING:
     from skillgraft.interop.low_rank import Adapter
@@ -48,6 +49,9 @@ def run(
     max_rank: Annotated[
         int | None, typer.Option("--max-rank", help="lora, gguf-lora: refuse a rank above this.")
     ] = None,
+    remainder: Annotated[
+        bool, typer.Option("--remainder", help="lora: a second adapter in OUT/remainder, with which a merge is exact.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write a graft for other programs.
@@ -62,14 +66,19 @@ def run(
         raise InputError(f"--drop is for adapters: a {to.value} holds everything")
     if max_rank is not None and to not in (Format.lora, Format.gguf_lora):
         raise InputError(f"--max-rank is for lora and gguf-lora: a {to.value} has no rank")
+    if remainder and to is not Format.lora:
+        raise InputError(f"--remainder is for lora, which PEFT merges: a {to.value} has none")
     if base is None and to is not Format.patch:
         raise InputError(f"a {to.value} needs the base that the graft goes on: add --base BASE")
     loaded = output.load_graft(graft)
+    if to is not Format.checkpoint and (tails := tails_of(loaded.heads)):
+        grown = listed([tail.tensor for tail in tails])
+        raise InputError(f"{graft} appends rows to {grown}, which a {to.value} cannot carry: use --to checkpoint")
     facts: dict[str, Any] = {"out": str(out), "to": to.value, "entries": len(loaded), "heads": list(loaded.heads)}
     lines = [f"{out}: {len(loaded):,} entries as a {to.value}"]
     if to in ADAPTERS:
         assert base is not None
-        made = _adapter(to, graft, base, out, drop=drop, max_rank=max_rank)
+        made = _adapter(to, graft, base, out, drop=drop, max_rank=max_rank, remainder=remainder)
         facts |= _facts(made)
         lines = _lines(made, to)
     elif to is Format.patch:
@@ -85,29 +94,38 @@ def run(
     output.show(facts, as_json=json, lines=[*lines, *output.digest_lines({graft.name: loaded.digest})])
 
 
-def _adapter(to: Format, graft: Path, base: Path, out: Path, *, drop: bool, max_rank: int | None) -> Adapter:
+def _adapter(
+    to: Format, graft: Path, base: Path, out: Path, *, drop: bool, max_rank: int | None, remainder: bool
+) -> Adapter:
     from skillgraft.interop.gguf_lora import export_gguf_lora
     from skillgraft.interop.lora import export_lora
     from skillgraft.interop.supertuning import export_supertuning
 
     if to is Format.supertuning:
         return export_supertuning(graft, base, out, drop=drop)
-    low_rank = export_lora if to is Format.lora else export_gguf_lora
-    return low_rank(graft, base, out, drop=drop, max_rank=max_rank)
+    if to is Format.lora:
+        return export_lora(graft, base, out, drop=drop, max_rank=max_rank, remainder=remainder)
+    return export_gguf_lora(graft, base, out, drop=drop, max_rank=max_rank)
 
 
 def _facts(made: Adapter) -> dict[str, Any]:
     return {
         "entries": made.entries, "rank": made.rank, "ranks": dict(made.ranks), "dropped": dict(made.dropped),
         "beyond_rank": made.beyond_rank, "kept_share": made.kept_share, "rounded": made.rounded,
+        "remainder_rank": made.remainder_rank,
     }  # fmt: skip
 
 
 def _lines(made: Adapter, to: Format) -> list[str]:
     rank = f", rank {made.rank} in {len(made.ranks)} modules" if made.ranks else ""
     lines = [f"{made.path}: {made.entries:,} entries as a {to.value}{rank}"]
+    if made.remainder_rank:
+        lines.append(
+            f"{made.path}/remainder: rank {made.remainder_rank}; a merge of both gives the graft's own numbers"
+        )
     if made.rounded:
-        lines.append(f"merged into the base, {made.rounded:,} entries differ from the graft's in their last bit")
+        share = f"{made.rounded:,} entries ({made.rounded / made.entries:.2%})"
+        lines.append(f"merged into the base, {share} differ from the graft's in their last bits")
     if made.dropped:
         parts = ", ".join(f"{count:,} in {kind}" for kind, count in made.dropped.items())
         lines.append(f"left out, for want of a form: {parts}")

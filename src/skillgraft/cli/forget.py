@@ -48,8 +48,7 @@ def run(
       skillgraft apply BASE forget-sst2.safetensors -o WITHOUT
     """
     from skillgraft.files import atomic, graft_file
-    from skillgraft.tasks.data import load_tasks
-    from skillgraft.tasks.plain_text import as_rows
+    from skillgraft.tasks.data import as_rows, load_tasks
     from skillgraft.values.info import FORMATS
 
     atomic.check_target(out)

@@ -49,8 +49,8 @@ def hints(located: Localization, *, command: Sequence[str], out: Path) -> Iterat
 
 def kept_share(located: Localization) -> float | None:
     """Of tuned's gain over base, by the task's score; of the way to tuned's answers, where there are no labels."""
-    if located.way:
-        share: float | None = located.way["share"]
+    if located.match:
+        share: float | None = located.match["share"]
         return share
     found: float | None = located.scores["graft"]["relative_gain"]["value"]
     return found

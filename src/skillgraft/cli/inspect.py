@@ -9,6 +9,7 @@ import typer
 
 from skillgraft.cli import output
 from skillgraft.cli.arguments import Json
+from skillgraft.errors import listed
 
 
 def run(
@@ -57,14 +58,19 @@ def _lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _chat(chat: dict[str, Any]) -> list[str]:
-    """What a graft says about talking to the model: the size of its chat template, and the tokens after which it stops."""
+    """What a graft says about talking to the model: the size of its chat template, the tokens after which it stops, new ones."""
+    from skillgraft.folders.tokens import tokens_of
+
     template = (
         [f"chat template: {len(chat['template']):,} characters: {chat['template']!r:.100}"]
         if "template" in chat
         else []
     )
     stops = ", ".join(f"{key} {value}" for key, value in chat.get("generation", {}).items())
-    return [*template, *([f"generation: {stops}"] if stops else [])]
+    tokens = [f"{token['content']!r:.40} ({token['id']})" for token in tokens_of(chat)]
+    roles = ", ".join(f"{role} {text!r:.40}" for role, text in dict(chat.get("roles", {})).items())
+    named = {"generation": stops, f"new tokens, {len(tokens):,}": listed(tokens, most=20), "tokenizer": roles}
+    return [*template, *(f"{what}: {found}" for what, found in named.items() if found)]
 
 
 def _short(value: Any) -> str:

@@ -132,8 +132,7 @@ def run(
     """
     from skillgraft.files import atomic
     from skillgraft.folders.movement import check_budget
-    from skillgraft.tasks.data import as_task
-    from skillgraft.tasks.plain_text import as_rows
+    from skillgraft.tasks.data import as_rows, as_task
 
     # What needs no model is refused before torch is imported, which takes seconds.
     atomic.check_target(out)
@@ -207,20 +206,27 @@ def _graft(
     if not output.is_main_process():
         return
     graft, size, scores = located.graft, out.stat().st_size, located.scores
+    readout = _readout(base, task or asked["match"], data)
     next_commands = list(hints(located, command=sys.argv[1:], out=out))
     facts = {
         "format": FORMATS["localization"], "out": str(out), "entries": len(graft),
-        "density": graft.region.density, "method": method, "bytes": size,
+        "density": graft.region.density, "method": method, **readout, "bytes": size,
         "scale": graft.scale, "digest": graft.digest,
         "validation": scores, "curve": list(located.curve), "curve_kind": located.curve_kind if located.curve else None,
         "by_layer": graft.region.by_layer(), "by_kind": graft.region.by_kind(),
-        "search": graft.info["recipe"].get("search"), "trials": list(located.trials), "match": located.way or None,
+        "search": graft.info["recipe"].get("search"), "trials": list(located.trials), "match": located.match or None,
         "next": next_commands,
     }  # fmt: skip
     head = f"{out}: {len(graft):,} entries, density {graft.region.density:.2e}, {output.human_bytes(size)}"
     head += f", {graft.scale:g} × the change" if graft.scale != 1.0 else ""
-    table = output.score_table("validation", scores) if scores else _way(located.way)
-    lines = [head, *output.digest_lines({out.name: graft.digest}), *table, *_trials(located.trials)]
+    table = output.score_table("validation", scores) if scores else _match(located.match)
+    lines = [
+        head,
+        *output.digest_lines({out.name: graft.digest}),
+        _readout_line(readout),
+        *table,
+        *_trials(located.trials),
+    ]
     lines += output.region_bars(graft.region)
     if located.curve:
         lines += ["", f"curve: {CURVES[located.curve_kind]}", *_curve(located.curve, scores)]
@@ -228,10 +234,27 @@ def _graft(
     output.show(facts, as_json=as_json, lines=lines)
 
 
-def _way(way: Mapping[str, Any]) -> list[str]:
+def _readout(base: Path, rows: str, data: Data) -> dict[str, str]:
+    """How answers were read off the model, and why so."""
+    from skillgraft.folders.hub import located
+    from skillgraft.readouts.readouts import why_readout
+    from skillgraft.tasks.data import as_rows
+
+    name, why = why_readout(located(base), as_rows(rows), data.readout)
+    return {"readout": name, "readout_why": why}
+
+
+def _readout_line(readout: Mapping[str, str]) -> str:
+    return f"readout: {readout['readout']} ({readout['readout_why']})"
+
+
+def _match(found: Mapping[str, Any]) -> list[str]:
     """How near to tuned's answers a graft is, where there are no labels."""
-    rows = [("base", f"{way['base']:.4f}", "0.0"), ("graft", f"{way['graft']:.4f}", f"{100 * (way['share'] or 0):.1f}")]
-    return output.columns(rows, header=[f"validation ({way['rows']} rows)", "KL to TUNED", "gone, %"])
+    rows = [
+        ("base", f"{found['base']:.4f}", "0.0"),
+        ("graft", f"{found['graft']:.4f}", f"{100 * (found['share'] or 0):.1f}"),
+    ]
+    return output.columns(rows, header=[f"validation ({found['rows']} rows)", "KL to TUNED", "gone, %"])
 
 
 _TRIALS = {
@@ -285,14 +308,18 @@ def _region(
         chosen = choose(base, task=task, method=method, scope=scope, data=data, runtime=runtime, **options)
     if not output.is_main_process():
         return
-    region = chosen.region
+    region, readout = chosen.region, _readout(base, task, data) if task and method.endswith("fisher") else {}
     save_region(region, out, base_fingerprint=chosen.base_fingerprint, info=chosen.info)
     facts = {
-        "out": str(out), "entries": len(region), "density": region.density, "method": method,
+        "out": str(out), "entries": len(region), "density": region.density, "method": method, **readout,
         "by_layer": region.by_layer(), "by_kind": region.by_kind(), **chosen.facts,
     }  # fmt: skip
     head = f"{out}: a region of {len(region):,} entries, density {region.density:.2e}"
-    output.show(facts, as_json=as_json, lines=[head, *output.region_bars(region)])
+    output.show(
+        facts,
+        as_json=as_json,
+        lines=[head, *([_readout_line(readout)] if readout else []), *output.region_bars(region)],
+    )
 
 
 def _refuse(method: str, **options: Any) -> None:

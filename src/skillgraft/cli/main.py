@@ -105,7 +105,7 @@ def main() -> NoReturn:
     """Run the command line and end the process with the right exit code."""
     given = sys.argv[1:]
     arguments = [*(word for word in given if word in EVERYWHERE), *(word for word in given if word not in EVERYWHERE)]
-    logger = logging.getLogger("skillgraft")  # what is about to be fetched is said there
+    logger = logging.getLogger("skillgraft")  # it names what is about to be fetched
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.StreamHandler())
     try:

@@ -19,6 +19,7 @@ from skillgraft.values.escaping import plain_json, terminal
 from skillgraft.values.printing import SCORE_COLUMNS as SCORE_COLUMNS
 from skillgraft.values.printing import answer_lines as answer_lines
 from skillgraft.values.printing import columns as columns
+from skillgraft.values.printing import counted
 from skillgraft.values.printing import human_bytes as human_bytes
 from skillgraft.values.printing import score_cells as score_cells
 from skillgraft.values.printing import score_table as score_table
@@ -61,14 +62,28 @@ def command_line() -> str:
 
 
 def _without_folders(word: str) -> str:
-    from skillgraft.tasks.asking import AS
+    from skillgraft.tasks.task import AS
 
-    option, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    option, sign, value = word.partition("=")  # --out=DIR/g, films=DIR/g; but DIR/lr=0.1/g is a path
+    if not sign or "/" in option or os.path.exists(word):
+        option, sign, value = "", "", word
     names = (Path(part).name if "/" in part else part for part in value.split(AS))
     return f"{option}{sign}{AS.join(names)}"
 
 
-def load_graft(path: Path) -> Graft:
+def check_tables(tables: Mapping[str, Path | None]) -> None:
+    """Before any work: the files for tables can be written, and are not one."""
+    from skillgraft.errors import InputError
+    from skillgraft.files import atomic
+
+    files = [path for path in tables.values() if path is not None]
+    if len(set(files)) < len(files):
+        raise InputError(f"--csv and --latex would both write {files[0]}: give each a file of its own")
+    for path in files:
+        atomic.check_target(path)
+
+
+def load_graft(path: str | Path) -> Graft:
     from skillgraft.values.graft import Graft
 
     return Graft.load(path)
@@ -172,6 +187,11 @@ def outcome(written: WrittenFolder) -> dict[str, Any]:
         "left_out": list(written.left_out),
         "digests": dict(written.digests),
     }
+
+
+def amounts(written: WrittenFolder) -> str:
+    """`633 entries and 1 whole tensor`."""
+    return f"{counted(written.entries, 'entry', 'entries')} and {counted(len(written.whole), 'whole tensor')}"
 
 
 def digest_lines(digests: Mapping[str, str]) -> list[str]:

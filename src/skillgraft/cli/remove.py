@@ -30,6 +30,6 @@ def run(
 
     with output.progress("removing") as progress:
         outcome = remove(folder, *grafts, out=out, sync=not no_sync, progress=progress)
-    lines = [f"{out}: {outcome.entries:,} entries and {len(outcome.whole)} whole tensors put back"]
+    lines = [f"{out}: {output.amounts(outcome)} put back"]
     lines += output.digest_lines(outcome.digests)
     output.show(output.outcome(outcome), as_json=json, lines=lines)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from skillgraft.cli import output
-from skillgraft.cli.arguments import Json
+from skillgraft.cli.arguments import TABLES, Json, TablesAsked, sharing
 
 if TYPE_CHECKING:
     from skillgraft.opening.executors import Needs
     from skillgraft.papers.main import Planned
     from skillgraft.papers.profile import Profile
+    from skillgraft.report.sheet import Result
 
 Numbers = Annotated[list[int] | None, typer.Option(help="Instead of the recipe's own; give it several times.")]
 
 
+@sharing(tables=TABLES)
 def run(
     names: Annotated[list[str], typer.Argument(metavar="NAME...|list", help="Tables and figures; `list` shows all.")],
     base: Annotated[str | None, typer.Option(metavar="BASE", help="Model folder or hub name.")] = None,
@@ -45,7 +48,10 @@ def run(
     memory: Annotated[float | None, typer.Option(help="on: memory of each step, in GB.")] = None,
     gpus: Annotated[float | None, typer.Option(help="on: GPUs of each step.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the steps and about how long they take.")] = False,
+    pdf: Annotated[bool, typer.Option("--pdf", help="Figures as PDF too; needs a Chromium or Chrome.")] = False,
     json: Json = False,
+    *,
+    tables: TablesAsked,
 ) -> None:
     """Make the papers' tables and figures with your model.
 
@@ -68,6 +74,7 @@ def run(
 
     if base is None:
         raise InputError("reproduce needs a model: give --base BASE")
+    output.check_tables(tables)
     output.only_our_progress()
     asked = {"tasks": task, "ood": ood, "controls": control, "methods": method, "shots": shots, "seeds": seed}
     chosen = named(profile, base=base, readout=readout, **{name: tuple(given or ()) for name, given in asked.items()})
@@ -76,7 +83,12 @@ def run(
         _plan(names, chosen, results, jobs, as_json=json)
     else:
         needs = _needs(cores, memory, gpus)
-        _run(names, chosen, results, out, {"jobs": jobs, "on": on, "needs": needs}, as_json=json)
+        made = _run(names, chosen, results, out, {"jobs": jobs, "on": on, "needs": needs}, pdf=pdf)
+        if any(tables.values()):
+            from skillgraft.report.table_files import write_tables
+
+            write_tables([sheet for result in made for sheet in result.sheets], tables)
+        _show(made, out, pdf=pdf, as_json=json)
 
 
 def _list(*, as_json: bool) -> None:
@@ -121,7 +133,7 @@ def _time(seconds: float) -> str:
 
 
 def _needs(cores: int | None, memory: float | None, gpus: float | None) -> Needs | None:
-    """What a step takes on a cluster; None where nothing was said."""
+    """What a step takes on a cluster; None where nothing was asked for."""
     from skillgraft.opening.executors import Needs
 
     if cores is None and memory is None and gpus is None:
@@ -129,11 +141,12 @@ def _needs(cores: int | None, memory: float | None, gpus: float | None) -> Needs
     return Needs(cores or 1, int(1e9 * (memory or 0)), gpus or 0)
 
 
-def _run(names: list[str], profile: Profile, store: Path, out: Path, where: dict[str, Any], *, as_json: bool) -> None:
+def _run(
+    names: list[str], profile: Profile, store: Path, out: Path, where: dict[str, Any], *, pdf: bool
+) -> list[Result]:
     from skillgraft.opening.executors import executor
     from skillgraft.papers.main import reproduce
     from skillgraft.papers.recipes import recipe
-    from skillgraft.report.sheet import markdown
 
     for name in names:  # a wrong name is refused before the first recipe runs
         recipe(name)
@@ -143,8 +156,17 @@ def _run(names: list[str], profile: Profile, store: Path, out: Path, where: dict
             with output.progress(name) as bar:
                 done = reproduce(
                     name, profile, store=store, out=out, executor=workers, command=output.command_line(),
-                    on_step=lambda _step, n, of: bar(n, of),
+                    pdf=pdf, on_step=lambda _step, n, of: bar(n, of),
                 )  # fmt: skip
             results.append(done)
+    return results
+
+
+def _show(results: Sequence[Result], out: Path, *, pdf: bool, as_json: bool) -> None:
+    from skillgraft.report.sheet import markdown
+
     files = {result.name: str(out / f"{result.name}.json") for result in results}
-    output.show({"results": files}, as_json=as_json, lines=[markdown(result) for result in results])
+    missing = {result.name: why for result in results if pdf and (why := result.made.get("without_svg"))}
+    facts = {"results": files, **({"without_pdf": missing} if missing else {})}
+    lines = [f"{name}: no PDF; {why}" for name, why in missing.items()]
+    output.show(facts, as_json=as_json, lines=[*(markdown(result) for result in results), *lines])

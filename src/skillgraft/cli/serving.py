@@ -24,7 +24,10 @@ Host = Annotated[str, typer.Option(help="Address to listen on. Any but loopback 
 Port = Annotated[int, typer.Option(help="Port; 0 finds a free one.")]
 Name = Annotated[str | None, typer.Option(help="What the base is called in requests; by default its folder's name.")]
 ReadoutKind = Annotated[
-    str, typer.Option("--readout", help="causal, text-head, linear or masked; auto goes by base and skills.")
+    str,
+    typer.Option(
+        "--readout", help="causal, encoder-decoder, text-head, linear or masked; auto goes by base and skills."
+    ),
 ]
 
 

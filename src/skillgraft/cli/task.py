@@ -44,8 +44,8 @@ def init(
       skillgraft task init reviews.csv -o reviews.toml
     """
     from skillgraft.files import atomic
+    from skillgraft.tasks.examples import read_examples
     from skillgraft.tasks.init import guess_task
-    from skillgraft.tasks.load import read_examples
     from skillgraft.tasks.task_file import load_task
 
     atomic.check_target(out)

@@ -3,9 +3,9 @@
 The scale is the one with the lowest accuracy on the target task among those at which every control task keeps `keep` of the
 base's accuracy, all on validation rows. 21 scales are tried, from 0 to 3 and 0.15 apart. Accuracy decides for tasks that are
 scored by F1 too: F1 rises where a model without the skill answers yes to everything. Where prompts are completed the task's own
-metric decides; a loss is to rise on the target, and on controls at most to base's loss / `keep`. If the base completes some
-prompts exactly, the scale at which the fewest are left decides before the loss, and of equal ones the smallest. Controls may be
-files of plain text.
+metric decides; a loss is to rise on the target, and on controls at most to base's loss / `keep`. Where some scale leaves fewer
+prompts completed exactly than the base, the one that leaves the fewest decides before the loss, and of equal ones the smallest.
+Controls may be files of plain text.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from skillgraft.opening.runtime import Progress, Runtime, silent
 from skillgraft.predictions.completions import Completions
 from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.task_model import VALIDATION, TaskModel
-from skillgraft.tasks.data import Data, TaskLike, load_tasks
-from skillgraft.tasks.plain_text import as_rows
+from skillgraft.tasks.data import Data, TaskLike, as_rows, load_tasks
 from skillgraft.values.graft import Graft
 
 MOST = 3.0  # the largest scale (P2): a skill goes on being taken out beyond its own length
@@ -130,16 +129,17 @@ def negate(
         exact = {task: float((each.hits == each.tokens).mean()) for task, each in completed.items()}
         trials.append(Trial(scale, scores, kept, nll, exact))
         progress(number, len(grid), {})
-    chosen = min((each for each in trials if each.keeps), key=_left(trials[0], target, losses))
+    keeping = [each for each in trials if each.keeps]
+    chosen = min(keeping, key=_left(keeping, target, losses))
     if chosen.scale == 0.0 and not or_base:
         raise InputError(_why_not(trials, target, controls, keep, losses))
     # The scores that the graft carries are its own, not those of what is made of it here.
     return Forgotten(at_scale(graft, -chosen.scale).with_info(scores=None), chosen, tuple(trials))
 
 
-def _left(base: Trial, target: str, losses: frozenset[str]) -> Callable[[Trial], tuple[float, float]]:
-    """What there still is of the target at a scale, the least being the best; then the scale."""
-    if target in losses and base.exact.get(target):
+def _left(trials: Sequence[Trial], target: str, losses: frozenset[str]) -> Callable[[Trial], tuple[float, float]]:
+    """What there still is of the target at a scale, the least being the best; then the scale. The first trial is the base."""
+    if target in losses and any(each.exact[target] < trials[0].exact[target] for each in trials):
         return lambda trial: (trial.exact[target], trial.scale)
     sign = -1 if target in losses else 1
     return lambda trial: (sign * trial.scores[target], trial.scale)

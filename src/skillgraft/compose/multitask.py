@@ -19,7 +19,7 @@ from skillgraft.errors import InputError, did_you_mean
 from skillgraft.measure.evaluate import evaluate
 from skillgraft.measure.intervals import Bootstrap
 from skillgraft.measure.matrices import Matrix, gain_matrix
-from skillgraft.regions.methods import OWN_SIZE, P1
+from skillgraft.regions.methods import METHODS, P1
 from skillgraft.regions.problem import EMPTY
 from skillgraft.regions.search import Searching, SearchPlan
 from skillgraft.regions.tuned_pair import TunedPair, open_pair
@@ -49,7 +49,8 @@ def task_regions(
     1e-4). Each graft has its own task's validation scores.
     """
     grafts = {}
-    begins = {"start": EMPTY} if asked.get("method", P1) in OWN_SIZE else {}
+    plain = SearchPlan.of(**{"method": P1, **asked})
+    begins = {"start": EMPTY} if METHODS[plain.method].own_size else {}
     plan = SearchPlan.of(**{"method": P1, **begins, **asked}).seeded(data.seed)
     with open_pair(base, tuned, tasks, plan=plan, data=data) as pair:
         begin = pair.start(plan.start)

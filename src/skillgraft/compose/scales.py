@@ -10,7 +10,7 @@ are equally good the one with the smaller scale wins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from skillgraft.compose.rules import THINNING, combine, thinned
 from skillgraft.errors import InputError, listed
 from skillgraft.folders.extract import extract
 from skillgraft.measure.metrics import LOSSES, METRICS
+from skillgraft.opening.executors import Executor, executor
 from skillgraft.opening.runtime import Progress, Runtime, silent
 from skillgraft.predictions.completions import Completions
 from skillgraft.predictions.predictions import AnyPredictions
@@ -138,6 +139,46 @@ class Worth:
 
 
 @dataclass(frozen=True)
+class Opening:
+    """How a base is opened with the validation rows of tasks, wherever that is."""
+
+    base: str | Path
+    tasks: Sequence[TaskLike]
+    data: Data
+    dtype: str | None = None
+    device: str | None = None
+
+    def open(self) -> TaskModel:
+        return TaskModel.open(
+            self.base, self.tasks, data=self.data, dtype=self.dtype, device=self.device, splits=(VALIDATION,)
+        )
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Points measured side by side: every worker opens the base itself and takes its share of them."""
+
+    workers: Executor
+    opening: Opening
+
+    def worths(self, along: Scaled, settings: Sequence[tuple[float, ...]]) -> list[dict[str, float]]:
+        """What the model is worth at each setting, in order; the same numbers as here where threads are as many."""
+        count = max(1, min(len(settings), self.workers.slots))
+        about = self.opening, along.grafts, along.head, along.linear
+        jobs = [self.workers.submit(_worths, *about, settings[share::count]) for share in range(count)]
+        found = {share + count * n: each for share, job in enumerate(jobs) for n, each in enumerate(job.result())}
+        return [found[place] for place in range(len(settings))]
+
+
+def _worths(
+    opening: Opening, grafts: tuple[Graft, ...], head: Graft | None, linear: bool, settings: Sequence[tuple[float, ...]]
+) -> list[dict[str, float]]:
+    along = Scaled(opening.open(), grafts, head, linear)
+    worth = Worth.over(along.opened, along.tasks)
+    return [worth.of(along.predict(*scales)) for scales in settings]
+
+
+@dataclass(frozen=True)
 class Point:
     """One setting of the scales: every task's accuracy there (see `Worth`), and their normalised mean.
 
@@ -205,17 +246,22 @@ def search_scale(
     rule: str = "sum",
     data: Data = Data(validation_rows=ROWS),
     runtime: Runtime = Runtime(),
+    jobs: int = 1,
+    on: str | None = None,
     **options: Any,
 ) -> Graft:
     """One graft of several at the scale that suits all tasks best on validation rows; `add_skills` has the options.
 
     A graft may be given as its file, or as a tuned folder that stands for all that it changes. `data` must be what the
-    grafts were trained with: it says which rows validate. The search is in the graft's recipe.
+    grafts were trained with: it says which rows validate. The search is in the graft's recipe. Scales are tried here, in several
+    processes (`jobs`) or on a Ray cluster (`on`), whose nodes must all see base and data.
     """
     runtime.check_whole("searching a scale")
-    opened = TaskModel.open(base, tasks, data=data, dtype=runtime.dtype, device=runtime.device, splits=(VALIDATION,))
-    given = [as_graft(each, base) for each in grafts]
-    graft, search = add_skills(opened, given, rule=rule, progress=runtime.progress, **options)
+    opening = Opening(base, tasks, data, runtime.dtype, runtime.device)
+    opened, given = opening.open(), [as_graft(each, base) for each in grafts]
+    with executor(jobs, on=on) as workers:
+        spread = None if jobs == 1 and on is None else Spread(workers, opening)
+        graft, search = add_skills(opened, given, rule=rule, progress=runtime.progress, spread=spread, **options)
     made_of = {"tasks": list(opened.tasks), "grafts": [each.digest for each in given]}
     recipe = {"rule": rule, **_recorded(options), **made_of, **asdict(data), "search": search.as_json()}
     return graft.with_info(scores=None, recipe=recipe, command=runtime.command or None)
@@ -241,6 +287,7 @@ def add_skills(
     linear: bool = False,
     or_base: bool = False,
     progress: Progress = silent,
+    spread: Spread | None = None,
     **options: Any,
 ) -> tuple[Graft, ScaleTrials]:
     """Combine grafts by a rule and scale the result as suits all tasks best; `options` are the rule's own.
@@ -252,7 +299,8 @@ def add_skills(
         raise InputError(f"one scale for each graft is for rule 'sum', found {rule!r}: other rules do not add up")
     whole = single_scores(opened, own_grafts(opened.tasks, grafts), linear=linear)
     if per_task_scales:
-        search = coordinate_search(Scaled(opened, tuple(grafts), head, linear), whole, points=points, progress=progress)
+        along = Scaled(opened, tuple(grafts), head, linear)
+        search = coordinate_search(along, whole, points=points, progress=progress, spread=spread)
         result = weighted_sum(grafts, search.best.scales, head=head)
     else:
         combined = combine(grafts, rule=rule, head=head, **options)
@@ -260,7 +308,8 @@ def add_skills(
         if rule in THINNING:
             parts = thinned(grafts, rule=rule, **options)
             singles, beside = single_scores(opened, own_grafts(opened.tasks, parts), linear=linear), whole
-        search = grid_search(Scaled(opened, (combined,), linear=linear), singles, points=points, progress=progress)
+        along = Scaled(opened, (combined,), linear=linear)
+        search = grid_search(along, singles, points=points, progress=progress, spread=spread)
         search = replace(search, whole=beside)
         result = search.scale * combined
     if not any(search.best.scales) and not or_base:
@@ -285,16 +334,17 @@ def grid_search(
     points: int = POINTS,
     most: float = 1.0,
     progress: Progress = silent,
+    spread: Spread | None = None,
 ) -> ScaleTrials:
     """base + scale · delta for `points` scales in [0, most]; a single point is `most`.
 
     Without `singles` accuracies are not normalised.
     """
-    measured = _Points(along, singles)
+    measured = _Points(along, singles, spread)
     grid = (most,) if points == 1 else scale_grid(points, most=most)
     found = []
-    for number, scale in enumerate(grid, start=1):
-        found.append(measured.at((scale,)))
+    for number, point in enumerate(measured.at([(scale,) for scale in grid]), start=1):
+        found.append(point)
         progress(number, len(grid), {})
     return ScaleTrials(tuple(found), measured.singles)
 
@@ -307,6 +357,7 @@ def coordinate_search(
     most: float = 1.0,
     rounds: int = 2,
     progress: Progress = silent,
+    spread: Spread | None = None,
 ) -> ScaleTrials:
     """One scale for each graft of a sum, by coordinate search: beyond P2, which has one for all.
 
@@ -316,16 +367,15 @@ def coordinate_search(
     count = len(along.grafts)
     if not count:
         raise InputError("a search needs at least one graft, found none")
-    measured = _Points(along, singles)
+    measured = _Points(along, singles, spread)
     grid = scale_grid(points, most=most)
     tried: dict[tuple[float, ...], Point] = {}
     planned = len(grid) * (1 + rounds * count)
 
     def best_of(candidates: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-        for scales in candidates:
-            if scales not in tried:
-                tried[scales] = measured.at(scales)
-                progress(len(tried), planned, {})
+        for point in measured.at([scales for scales in candidates if scales not in tried]):
+            tried[point.scales] = point
+            progress(len(tried), planned, {})
         return ScaleTrials(tuple(tried.values()), measured.singles).best.scales
 
     here = best_of([(scale,) * count for scale in grid])
@@ -342,8 +392,8 @@ def coordinate_search(
 class _Points:
     """Turns scales into points; the single-task accuracies are checked before anything runs."""
 
-    def __init__(self, along: Scaled, singles: Mapping[str, float] | None) -> None:
-        self.along, tasks = along, along.tasks
+    def __init__(self, along: Scaled, singles: Mapping[str, float] | None, spread: Spread | None = None) -> None:
+        self.along, self.spread, tasks = along, spread, along.tasks
         self.singles = dict.fromkeys(tasks, 1.0) if singles is None else dict(singles)
         if self.singles.keys() != set(tasks):
             raise InputError(
@@ -357,8 +407,14 @@ class _Points:
             )
         self.worth = Worth.over(along.opened, tasks)
 
-    def at(self, scales: tuple[float, ...]) -> Point:
-        accuracy = self.worth.of(self.along.predict(*scales))
-        merit = _normalised(accuracy, self.singles)
-        assert merit is not None, "accuracies of 0 are refused above"
-        return Point(scales, accuracy, merit, tuple(self.worth.losses))
+    def at(self, settings: Sequence[tuple[float, ...]]) -> Iterator[Point]:
+        """The points of several settings, in order; each as soon as it is measured where that is done here."""
+        worths = (
+            (self.worth.of(self.along.predict(*scales)) for scales in settings)
+            if self.spread is None or not settings
+            else self.spread.worths(self.along, settings)
+        )
+        for scales, accuracy in zip(settings, worths, strict=True):
+            merit = _normalised(accuracy, self.singles)
+            assert merit is not None, "accuracies of 0 are refused above"
+            yield Point(scales, accuracy, merit, tuple(self.worth.losses))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from skillgraft.compose.continual import Learning, OnStage, add
 from skillgraft.compose.scales import as_graft
@@ -97,12 +96,7 @@ def naive_continual(
     body: Graft | None = None
     for index, task in enumerate(loaded):
         folder = Path(out) / f"{index + 1:03d}-{file_name(task.name)}"
-        runtime = Runtime(progress=on_stage(task.name) if on_stage else silent)
-        asked: dict[str, Any] = {"plan": learning.plan, "data": learning.data, "runtime": runtime}
-        if body is None:
-            finetune(base, [task], out=folder, reuse=True, **asked)
-        else:
-            tune_on(base, task, start=body, out=folder, reuse=True, **asked)
+        _tune(base, task, folder, learning, on_stage, start=body)
         heads[task.name] = extract(base, folder)
         body = heads[task.name].without_heads()
         stages.append({name: replace(body, heads=own.heads, info=own.info) for name, own in heads.items()})
@@ -121,8 +115,8 @@ def tune_on(
     runtime: Runtime = Runtime(),
 ) -> Tuned:
     """Go on tuning all parameters of a tuned folder, or of the base with a graft on it, with the base's own readout."""
-    asked: dict[str, Any] = {"plan": plan, "data": data, "runtime": runtime}
-    return finetune(base, [task], out=out, start=as_graft(start, base), reuse=reuse, **asked)
+    begin = as_graft(start, base)
+    return finetune(base, [task], out=out, start=begin, reuse=reuse, plan=plan, data=data, runtime=runtime)
 
 
 def separate_finetunes(
@@ -136,11 +130,18 @@ def separate_finetunes(
     """The upper bound: one fine-tune of the base per task, as folders below `out`; finished ones are taken as they are."""
     folders = {}
     for task in load_tasks(tasks):
-        folder = Path(out) / file_name(task.name)
-        runtime = Runtime(progress=on_stage(task.name) if on_stage else silent)
-        asked: dict[str, Any] = {"plan": learning.plan, "data": learning.data, "runtime": runtime}
-        folders[task.name] = finetune(base, [task], out=folder, reuse=True, **asked).path
+        folders[task.name] = _tune(base, task, Path(out) / file_name(task.name), learning, on_stage).path
     return folders
+
+
+def _tune(
+    base: str | Path, task: Task, out: Path, learning: Learning, on_stage: OnStage | None, *, start: Graft | None = None
+) -> Tuned:
+    """One stage; a model that is there already is taken."""
+    runtime = Runtime(progress=on_stage(task.name) if on_stage else silent)
+    return finetune(
+        base, [task], out=out, start=start, reuse=True, plan=learning.plan, data=learning.data, runtime=runtime
+    )
 
 
 def _known(store: Path, tasks: Sequence[Task]) -> int:

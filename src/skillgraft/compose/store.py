@@ -11,7 +11,6 @@ Refused: another base, a file that is missing or is not the one that was stored,
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from skillgraft.errors import FormatError, InputError, RunError, WrongBase, did_you_mean, listed
-from skillgraft.files import atomic, graft_file
+from skillgraft.files import atomic, graft_file, system
 from skillgraft.files.regular import CONFIG_BYTES, open_lock, read_text
 from skillgraft.folders.apply import Named, WrittenFolder, apply
 from skillgraft.folders.checkpoint import Checkpoint
@@ -74,9 +73,9 @@ class ContinualStore:
         """The entries that this task alone changed, with its heads."""
         return self._read(self.kept[self._place(task)])
 
-    def upto(self, task: str) -> list[Named]:
+    def upto(self, task: str) -> list[Named[Graft]]:
         """The grafts of this task and of all before it, each with its file's name."""
-        found: list[Named] = []
+        found: list[Named[Graft]] = []
         for kept in self.kept[: self._place(task) + 1]:
             graft = self._read(kept)
             for earlier in found:
@@ -92,7 +91,7 @@ class ContinualStore:
         own = named[-1].graft
         return replace(total([one.graft.without_heads() for one in named]), heads=own.heads, info=own.info)
 
-    def grafts(self) -> list[Named]:
+    def grafts(self) -> list[Named[Graft]]:
         """Every task's graft, each with its file's name."""
         return self.upto(self.tasks[-1]) if self.kept else []
 
@@ -172,16 +171,14 @@ def _locked(folder: Path) -> Iterator[None]:
     """The kernel takes the lock back when its process ends, however it ends: nothing is left to clean up after a kill."""
     descriptor = open_lock(folder / LOCK)
     try:
-        owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+        owner = system.read_at(descriptor, 64, 0).decode(errors="replace").strip()
         if owner and not owner.isdecimal():
             raise InputError(f"{folder / LOCK} holds something else than a process number; it is no lock: move it away")
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not system.lock(descriptor, wait=False):
             raise RunError(
                 f"{folder} is being written by another process ({owner or 'unknown'}); wait until it is done"
-            ) from None
-        os.pwrite(descriptor, f"{os.getpid()}\n".ljust(_OWNER_BYTES).encode(), 0)
+            )
+        system.write_some(descriptor, memoryview(f"{os.getpid()}\n".ljust(_OWNER_BYTES).encode()), 0)
         yield
     finally:
         os.close(descriptor)

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,11 @@ from skillgraft.errors import InputError
 from skillgraft.values.numbers import round_once
 from skillgraft.values.region import Indices, Shape
 from skillgraft.values.stream import Floats, GraftStream, Mask, Stretch, rewindowed
+from skillgraft.values.threads import ahead, together
+from skillgraft.values.topmost import bucket_of
 
 _GATHERED = 1 << 21  # numbers of one size class that are held at a time
+_Tallied = tuple[Floats, npt.NDArray[np.intp]]  # values, and how often each is there
 # A parameter's name → random numbers of its own.
 Draw = Callable[[str], np.random.Generator]
 TRIMS = ("scope", "tensor")
@@ -44,7 +48,8 @@ def largest(graft: GraftStream, keep: float, *, trim: str = "scope") -> GraftStr
         cuts = {} if count >= len(graft) else dict.fromkeys(graft.counts, cut(graft, list(graft.counts), count))
     else:
         wanted = {name: round(keep * graft.size(name)) for name in graft.counts}
-        cuts = {name: cut(graft, [name], most) for name, most in wanted.items() if most < graft.counts[name]}
+        wanted = {name: most for name, most in wanted.items() if most < graft.counts[name]}
+        cuts = dict(zip(wanted, together(lambda name: cut(graft, [name], wanted[name]), wanted), strict=True))
     if not cuts:
         return graft
 
@@ -57,11 +62,13 @@ def largest(graft: GraftStream, keep: float, *, trim: str = "scope") -> GraftStr
 
 def between_tails(graft: GraftStream, keep: float, drop: float) -> GraftStream:
     """In each parameter the largest |delta| go, a share `drop` of the graft's own, and the next stay, a share `keep` of all."""
-    outliers = {name: cut(graft, [name], round(drop * count)) for name, count in graft.counts.items()}
-    upper = {
-        name: cut(graft, [name], sum(outliers[name].counts.values()) + round(keep * graft.size(name)))
-        for name in graft.counts
-    }
+
+    def cuts(name: str) -> tuple[Cut, Cut]:
+        highest = cut(graft, [name], round(drop * graft.counts[name]))
+        return highest, cut(graft, [name], sum(highest.counts.values()) + round(keep * graft.size(name)))
+
+    found = dict(zip(graft.counts, together(cuts, graft.counts), strict=True))
+    outliers, upper = ({name: both[place] for name, both in found.items()} for place in (0, 1))
 
     def middle(name: str) -> Iterator[tuple[Stretch, Mask]]:
         both = zip(upper[name].masks(graft, name), outliers[name].masks(graft, name), strict=True)
@@ -148,7 +155,7 @@ def _rank_in_row(sizes: Floats, at: Indices, width: int) -> Floats:
     starts = np.flatnonzero(np.diff(rows, prepend=-1))
     lengths = np.diff(starts, append=len(rows))
     room = (int(rows[-1]) + 1) * width if len(rows) else 0
-    if 8 * len(at) >= room:  # sorting a whole table row by row is ten times as fast as the general way
+    if 8 * len(at) >= room:  # sorting a whole table row by row is ten times as fast as a sort of all of it
         table = np.full(room, np.inf)
         table[at] = sizes
         order = table.reshape(-1, width).argsort(axis=1, kind="stable")
@@ -177,7 +184,8 @@ class Cut:
         """Every stretch of a parameter, and which of its sites are kept."""
         ties = self.ties.get(name, 0)
         for stretch in graft.stretches(name):
-            sizes = np.abs(graft.delta(stretch))
+            delta = graft.delta(stretch)
+            sizes = np.abs(delta, out=delta)
             chosen: Mask = sizes > self.least
             if ties:
                 equal = np.flatnonzero(sizes == self.least)[:ties]
@@ -197,54 +205,67 @@ def cut(graft: GraftStream, names: Sequence[str], count: int) -> Cut:
         return Cut(-1.0, {}, {name: graft.counts[name] for name in names})
     if count == 0:
         return Cut(math.inf, {}, dict.fromkeys(names, 0))
-    low, high, wanted = (
-        0,
-        1 << 32,
-        count,
-    )  # the cut lies among the keys [low, high), `wanted` entries into them from above
+    # The cut lies among the keys [low, high), `wanted` entries into them from above.
+    low, high, wanted = 0, 1 << 32, count
     for shift in (16, 0):
         table = np.zeros(1 << 16, np.int64)
-        for name in names:
-            for sizes in _sizes(graft, name):
-                keys = _keys(sizes)
-                inside = keys if shift else keys[(keys >= low) & (keys < high)]
-                table += np.bincount((inside - np.uint32(low)) >> np.uint32(shift), minlength=1 << 16)
-        reached = np.cumsum(table[::-1])
-        row = (1 << 16) - 1 - int(np.searchsorted(reached, wanted))
-        wanted -= int(reached[(1 << 16) - 1 - row]) - int(table[row])
+        for counted in ahead(partial(_counted, graft, low=low, high=high, shift=shift), names):
+            table += counted
+        row, above = bucket_of(table, wanted)
+        wanted -= above
         low, high = low + (row << shift), low + ((row + 1) << shift)
         if table[row] <= _GATHERED:
             break
     return _exact_cut(graft, names, low, high, wanted)
 
 
+def _counted(graft: GraftStream, name: str, *, low: int, high: int, shift: int) -> npt.NDArray[np.int64]:
+    """How many sizes of a parameter have each value of the 16 bits from `shift` on, of those with keys [low, high)."""
+    table = np.zeros(1 << 16, np.int64)
+    for sizes in _sizes(graft, name):
+        keys = _keys(sizes)
+        if not shift:
+            keys = keys[(keys >= low) & (keys < high)]
+            keys -= np.uint32(low)
+        table += np.bincount(keys >> np.uint32(shift), minlength=1 << 16)
+    return table
+
+
 def _exact_cut(graft: GraftStream, names: Sequence[str], low: int, high: int, wanted: int) -> Cut:
-    above: Counter[str] = Counter()
-    classes: dict[str, list[tuple[Floats, npt.NDArray[np.intp]]]] = {}
-    for name in names:
-        for sizes in _sizes(graft, name):
-            keys = _keys(sizes)
-            above[name] += int(np.count_nonzero(keys >= high)) if high < 1 << 32 else 0
-            inside = sizes[(keys >= low) & (keys < high)] if high < 1 << 32 else sizes[keys >= low]
-            if len(inside):
-                classes.setdefault(name, []).append(np.unique(inside, return_counts=True))
-    values = np.concatenate([each for found in classes.values() for each, _ in found])
-    numbers = np.concatenate([each for found in classes.values() for _, each in found])
+    found = dict(zip(names, ahead(partial(_gathered, graft, low=low, high=high), names), strict=True))
+    above = Counter({name: count for name, (count, _) in found.items()})
+    classes = {name: inside for name, (_, inside) in found.items()}
+    values = np.concatenate([each for inside in classes.values() for each, _ in inside])
+    numbers = np.concatenate([each for inside in classes.values() for _, each in inside])
     order = np.argsort(-values, kind="stable")
-    place = int(np.searchsorted(np.cumsum(numbers[order]), wanted))
-    least = float(values[order][place])
+    least = float(values[order][int(np.searchsorted(np.cumsum(numbers[order]), wanted))])
     left = wanted - int(numbers[values > least].sum())
     ties: dict[str, int] = {}
     for name in names:
-        mine = classes.get(name, [])
+        mine = classes[name]
         above[name] += sum(int(n[v > least].sum()) for v, n in mine)
         ties[name] = min(left, sum(int(n[v == least].sum()) for v, n in mine))
         left -= ties[name]
     return Cut(least, ties, {name: above[name] + ties[name] for name in names})
 
 
+def _gathered(graft: GraftStream, name: str, *, low: int, high: int) -> tuple[int, list[_Tallied]]:
+    """How many sizes of a parameter have keys from `high` on; and those with keys [low, high), window by window."""
+    above, inside = 0, []
+    for sizes in _sizes(graft, name):
+        keys = _keys(sizes)
+        beyond = keys >= high if high < 1 << 32 else np.zeros(len(keys), bool)
+        above += int(np.count_nonzero(beyond))
+        at = np.flatnonzero((keys >= low) & ~beyond)
+        if len(at):
+            inside.append(np.unique(sizes.take(at), return_counts=True))
+    return above, inside
+
+
 def _sizes(graft: GraftStream, name: str) -> Iterator[Floats]:
-    return (np.abs(graft.delta(stretch)) for stretch in graft.stretches(name))
+    for stretch in graft.stretches(name):
+        delta = graft.delta(stretch)
+        yield np.abs(delta, out=delta)
 
 
 def _keys(sizes: Floats) -> npt.NDArray[np.uint32]:

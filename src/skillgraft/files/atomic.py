@@ -7,7 +7,6 @@ same target removes, if no living process owns it. Targets that exist are refuse
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -18,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from skillgraft.errors import InputError, RunError
+from skillgraft.files import system
 from skillgraft.files.regular import open_lock
 
 LONGEST_NAME = 255  # bytes, on every file system in use
@@ -52,12 +52,12 @@ def new_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     check_target(path, overwrite=overwrite)
     with _partial(path) as temporary:
         yield temporary
-        _sync(temporary)
+        system.to_disk(temporary)
         if overwrite:
             temporary.replace(path)
         else:
             _publish_file(temporary, path)
-        _sync(path.parent)
+        system.to_disk(path.parent)
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def new_folder(path: Path, *, sync: bool = True) -> Iterator[Path]:
                 raise _appeared(path) from error
             raise
         if sync:
-            _sync(path.parent)
+            system.to_disk(path.parent)
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = open_lock(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        system.lock(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)
@@ -100,7 +100,7 @@ def locked(path: Path) -> Iterator[None]:
 @contextmanager
 def _partial(path: Path) -> Iterator[Path]:
     # The process that owns it is in the name: a folder can be shared by machines, each with its own processes.
-    owner = f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    owner = f"{system.machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     temporary = path.parent / f".{_stem(path)}.partial-{owner}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,32 +139,20 @@ def _explained(error: OSError, path: Path, temporary: Path) -> RunError:
     return RunError(f"{path} could not be written: {error}; nothing was left behind")
 
 
-def _sync(path: Path) -> None:
-    """Force a file, or the names in a folder, to the disk. Some file systems cannot do that with folders."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(descriptor)
-
-
 def _to_disk(folder: Path) -> None:
     """Force everything below a folder to the disk, what lies deepest first."""
     for below, _, files in os.walk(folder, topdown=False):
         for name in files:
-            _sync(Path(below) / name)
-        _sync(Path(below))
+            system.to_disk(Path(below) / name)
+        system.to_disk(Path(below))
 
 
 def _remove_orphans(path: Path) -> None:
     """Remove what a killed run to the same target left, unless its process lives. Other machines' are left to them."""
-    mine = f".{_stem(path)}.partial-{os.uname().nodename}-"
+    mine = f".{_stem(path)}.partial-{system.machine()}-"
     for orphan in path.parent.iterdir():
         process = orphan.name.removeprefix(mine).split("-", 1)[0]
-        if orphan.name.startswith(mine) and _PROCESS.fullmatch(process) and not _alive(int(process)):
+        if orphan.name.startswith(mine) and _PROCESS.fullmatch(process) and not system.alive(int(process)):
             _delete(orphan)
 
 
@@ -172,16 +160,6 @@ def _stem(path: Path) -> str:
     """What a temporary file is called after: the target's name, or a digest where both together would be too long."""
     long = len(os.fsencode(path.name)) > LONGEST_NAME // 2
     return hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32] if long else path.name
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _delete(path: Path) -> None:

@@ -98,7 +98,7 @@ def load_info(path: str | Path) -> tuple[str, Info]:
 
     def read(file: TensorFile) -> tuple[str, Info]:
         check_kind(file, (GRAFT, REGION), packed=is_packed(file))
-        return _fingerprint(file.metadata["base_fingerprint"]), _info(file.metadata)
+        return _fingerprint(file.metadata["base_fingerprint"]), _info(file)
 
     return _edge(Path(path), read)
 
@@ -193,7 +193,7 @@ def _header(file: TensorFile, scope: Scope, names: set[str], heads: set[str]) ->
         _scale(file.metadata["scale"]),
         {name: _read(file, f"{name}.head") for name in heads},
         _fingerprint(file.metadata["base_fingerprint"]),
-        _info({key: text for key, text in file.metadata.items() if key != "formats"}),
+        _info(file),
     )
 
 
@@ -371,8 +371,9 @@ def _fingerprint(fingerprint: str) -> str:
     return fingerprint
 
 
-def _info(metadata: Mapping[str, str]) -> Info:
-    return Info.from_texts({key: text for key, text in metadata.items() if key not in _RESERVED})
+def _info(file: TensorFile) -> Info:
+    own = {*_RESERVED, *({"formats"} if is_packed(file) else ())}
+    return Info.from_texts({key: text for key, text in file.metadata.items() if key not in own})
 
 
 def _scale(text: str) -> float:

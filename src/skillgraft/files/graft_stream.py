@@ -25,6 +25,7 @@ from skillgraft.files.tensors import Entry, TensorFile, header_bytes, in_file, l
 from skillgraft.values.numbers import Array, all_finite, is_float
 from skillgraft.values.region import index_dtype
 from skillgraft.values.stream import EVERY, GraftStream, Stretch, Where, where_of, windows
+from skillgraft.values.threads import SharedProgress, together
 
 _READ_AHEAD = 1 << 20  # indices
 Progress = Callable[[int, int], None]
@@ -211,23 +212,25 @@ class _Writer:
         self.descriptor, self.entries, self.start = file.fileno(), entries, start
 
     def write(self, stream: GraftStream, progress: Progress | None) -> None:
-        done, size = 0, sum(map(stream.size, stream.counts))
         for name, head in stream.heads.items():
             self.put(f"{name}.head", 0, head.reshape(-1))
-        for name, count in stream.counts.items():
-            written = 0
-            for stretch in stream.stretches(name):
-                if written + len(stretch) > count:
-                    break
-                self.stretch(name, stretch, written, change=FORMS[stream.form])
-                written += len(stretch)
-                if progress:
-                    progress(done + stretch.high, size)
-            if written != count:
-                raise InputError(
-                    f"{name}: {count} entries were counted, others were found; did its files change meanwhile?"
-                )
-            done += stream.size(name)
+        tally = SharedProgress(progress, sum(map(stream.size, stream.counts)))
+        together(lambda name: self.parameter(stream, name, tally), stream.counts)
+
+    def parameter(self, stream: GraftStream, name: str, tally: SharedProgress) -> None:
+        written, done, count = 0, 0, stream.counts[name]
+        for stretch in stream.stretches(name):
+            if written + len(stretch) > count:
+                break
+            self.stretch(name, stretch, written, change=FORMS[stream.form])
+            written += len(stretch)
+            tally.add(stretch.high - done)
+            done = stretch.high
+        if written != count:
+            raise InputError(
+                f"{name}: {count} entries were counted, others were found; did its files change meanwhile?"
+            )
+        tally.add(stream.size(name) - done)
 
     def stretch(self, name: str, stretch: Stretch, written: int, *, change: str) -> None:
         for numbers in (stretch.before, stretch.change):

@@ -33,6 +33,7 @@ from skillgraft.values.stream import (
     where_of,
     windows,
 )
+from skillgraft.values.threads import SharedProgress, ahead
 
 LEVEL = 3
 XOR, TABLE, DIGESTS = "xor", "windows", "digests"
@@ -85,29 +86,33 @@ def _compressed(
     stream: GraftStream, frames: BinaryIO, progress: Progress | None
 ) -> tuple[dict[str, Array], dict[str, int]]:
     """Every window's frame, one after the other in `frames`; the tables and digests, and each parameter's bytes."""
-    import zstandard
-
-    compress = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress
     parts: dict[str, Array] = {}
     lengths = {}
-    done, total = 0, sum(map(stream.size, stream.counts))
+    tally = SharedProgress(progress, sum(map(stream.size, stream.counts)))
     for name in stream.counts:
-        size = stream.size(name)
+        size, done = stream.size(name), 0
         starts = {low: place for place, (low, _) in enumerate(windows(size))}
         table, digests = np.zeros((len(starts), 2), np.int64), np.zeros((len(starts), DIGEST_BYTES), np.uint8)
-        for stretch in stream.stretches(name):
-            frame = compress(planes(_difference(name, stretch)))
+        for low, high, entries, frame, digest in ahead(partial(_frame, name), stream.stretches(name)):
             frames.write(frame)
-            place = starts[stretch.low]
-            table[place] = len(frame), len(stretch)
-            digests[place] = np.frombuffer(numbers_digests(stretch), np.uint8)
-            if progress:
-                progress(done + stretch.high, total)
-        done += size
+            place = starts[low]
+            table[place], digests[place] = (len(frame), entries), np.frombuffer(digest, np.uint8)
+            tally.add(high - done)
+            done = high
+        tally.add(size - done)
         parts[f"{name}.{TABLE}"], parts[f"{name}.{DIGESTS}"] = table, digests
         lengths[name] = int(table[:, 0].sum())
     frames.flush()
     return parts, lengths
+
+
+def _frame(name: str, stretch: Stretch) -> tuple[int, int, int, bytes, bytes]:
+    """What is written of a window: from where to where it is, its entries, the frame of their bits, and their digests."""
+    import zstandard
+
+    compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)  # threads may not share one
+    frame = compressor.compress(planes(_difference(name, stretch)))
+    return stretch.low, stretch.high, len(stretch), frame, numbers_digests(stretch)
 
 
 def _difference(name: str, stretch: Stretch) -> Array:

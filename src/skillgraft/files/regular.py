@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from skillgraft.errors import InputError
+from skillgraft.files import system
 
 CONFIG_BYTES = 16_000_000  # config.json, adapter_config.json, skillgraft.json, an index, what a verb printed
 VOCABULARY_BYTES = 64_000_000  # tokenizer.json and its like
@@ -36,7 +37,7 @@ def kind_of_file(mode: int) -> str:
 def opened(path: Path) -> BinaryIO:
     """An ordinary file (or a link to one) for reading; anything else is refused before it is opened."""
     _refuse_odd(path, os.stat(path).st_mode)
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = system.flags("O_RDONLY", "O_NONBLOCK", "O_CLOEXEC")
     file = open(path, "rb", opener=lambda name, _: os.open(name, flags))  # noqa: SIM115
     try:
         _refuse_odd(path, os.fstat(file.fileno()).st_mode)
@@ -71,8 +72,10 @@ def open_lock(path: Path) -> int:
 
     Refused: links, files with a second name, pipes: to write to one would be to write to another file.
     """
+    if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
+        raise _no_lock(path, "a link")
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, system.flags("O_RDWR", "O_CREAT", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"), 0o666)
     except OSError as error:
         if not path.is_symlink():
             raise

@@ -10,14 +10,11 @@ dtype and shape, repeated names, unknown formats.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import math
 import mmap
 import os
 import reprlib
-import signal
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skillgraft.errors import FormatError, InputError, SkillgraftError, listed
+from skillgraft.files import system
 from skillgraft.files.regular import opened
 from skillgraft.values import strict_json
 from skillgraft.values.numbers import DTYPES, QUANTISED, TAGS, Array
@@ -121,7 +119,7 @@ class TensorFile:
         Where there is no such promise (other people's files, network folders) everything is read as usual.
         """
         descriptor = self._descriptor
-        if self._promise or not _lease(descriptor):
+        if self._promise or not system.lease(descriptor):
             yield
             return
         self._promise.append(descriptor)
@@ -130,11 +128,11 @@ class TensorFile:
         finally:
             self._promise.clear()
             with suppress(OSError):  # the kernel took it back, because we were asked too long ago
-                fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+                system.end_lease(descriptor)
 
     def _steady(self) -> bool:
         """Whether the promise of `steady` was given; an error where the kernel has been asked to take it back."""
-        if self._promise and fcntl.fcntl(self._promise[0], fcntl.F_GETLEASE) != fcntl.F_RDLCK:
+        if self._promise and not system.lease_holds(self._promise[0]):
             raise _changed(self.path)
         return bool(self._promise)
 
@@ -176,7 +174,7 @@ class TensorFile:
         """Read exactly as many bytes as the array has."""
         room, done = array.view(np.uint8).data, 0
         while done < len(room):
-            count = os.preadv(self._descriptor, [room[done : done + _READ_AT_ONCE]], place + done)
+            count = system.read_into(self._descriptor, room[done : done + _READ_AT_ONCE], place + done)
             if count == 0:
                 raise InputError(
                     f"{self.path} became shorter while it was being read; run again on a file that nobody writes"
@@ -206,7 +204,7 @@ class TensorFile:
             def read(name: str, low: int, high: int) -> Array:
                 entry = self.entries[name]
                 count = max(0, min(high, entry.size) - low) * entry.dtype.itemsize
-                data = os.pread(file.fileno(), count, entry.start + low * entry.dtype.itemsize)
+                data = system.read_at(file.fileno(), count, entry.start + low * entry.dtype.itemsize)
                 if len(data) < count:
                     raise InputError(f"{self.path} became shorter while it was being read")
                 return np.frombuffer(data, entry.dtype)
@@ -222,16 +220,6 @@ class TensorFile:
             raise InputError(f"{self.path} disappeared while working") from error
         if _stamp(status) != self.stamp:
             raise _changed(self.path)
-
-
-def _lease(descriptor: int) -> bool:
-    """Whether the kernel promises to tell before anybody writes to the file. Its signal is one that is ignored by default."""
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except (OSError, AttributeError):  # not ours, open for writing, a file system or a system without leases
-        return False
-    return True
 
 
 def _changed(path: Path) -> InputError:
@@ -392,12 +380,9 @@ def copy_range(source: BinaryIO, target: int, start: int, count: int, place: int
     """Copy bytes of a file to a place in another one, inside the kernel; falls back to reading and writing."""
     done = 0
     while done < count:
-        try:
-            moved = os.copy_file_range(source.fileno(), target, min(count - done, 1 << 30), start + done, place + done)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-            data = os.pread(source.fileno(), min(count - done, 1 << 22), start + done)
+        moved = system.copy_some(source.fileno(), target, min(count - done, 1 << 30), start + done, place + done)
+        if moved is None:
+            data = system.read_at(source.fileno(), min(count - done, 1 << 22), start + done)
             write_at(target, memoryview(data), place + done)
             moved = len(data)
         if moved == 0:
@@ -407,6 +392,6 @@ def copy_range(source: BinaryIO, target: int, start: int, count: int, place: int
 
 def write_at(descriptor: int, data: memoryview, place: int) -> None:
     """All of the bytes: a nearly full disk takes some of them and reports the rest at the next call."""
-    done = os.pwrite(descriptor, data, place)
+    done = system.write_some(descriptor, data, place)
     while done < len(data):
-        done += os.pwrite(descriptor, data[done:], place + done)
+        done += system.write_some(descriptor, data[done:], place + done)

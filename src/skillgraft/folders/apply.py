@@ -11,18 +11,26 @@ every parameter, so that a wrong base is known at once; then everything, proved 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from skillgraft.errors import FormatError, InputError, NotApplied, Overlap, WrongBase, listed
 from skillgraft.files import atomic
 from skillgraft.folders.beside import narrow_folder
 from skillgraft.folders.chat import agreed_chat, write_chat
-from skillgraft.folders.checkpoint import Checkpoint, renamed
-from skillgraft.folders.fits import check_comparable, check_fits, check_not_on, differ_at, differing, raise_misfit
+from skillgraft.folders.checkpoint import Checkpoint, ShortenedTensors, Tensors, renamed
+from skillgraft.folders.fits import (
+    check_comparable,
+    check_fits,
+    check_not_on,
+    differ_at,
+    differing,
+    own_shape,
+    raise_misfit,
+)
 from skillgraft.folders.ledger import (
     BASE_CARD,
     CARD,
@@ -38,54 +46,72 @@ from skillgraft.folders.ledger import (
 from skillgraft.folders.movement import Progress, silent
 from skillgraft.folders.reach import Reach, joined, reach, refuse_what_cannot_be_undone
 from skillgraft.folders.rewrite import Edit, NewNumbers, copy_edited, fits_layout
+from skillgraft.folders.tokens import OWN, refuse_kept_names, write_tokens
 from skillgraft.folders.undo import Kept, known, undone_tensors, write_undo
 from skillgraft.folders.weight_files import refuse_adapters
 from skillgraft.values.graft import Graft, GraftLike, heads_alone, stream_of, total
 from skillgraft.values.info import versions
 from skillgraft.values.joining import share_entries, summed
+from skillgraft.values.naming import Scales, called, scales_of
 from skillgraft.values.numbers import Array
 from skillgraft.values.stream import Digest, GraftStream, Stretch
+from skillgraft.values.tails import tail_of, tails_of
+
+G = TypeVar("G", bound=GraftLike)
 
 
 @dataclass(frozen=True)
-class Named:
+class Named(Generic[G]):
     """A graft and what to call it in messages and in the ledger, where that is not its file's own name."""
 
-    graft: Graft
+    graft: G
     file: str
 
 
 @dataclass(frozen=True)
 class _Given:
-    """A graft as it is read, what it is called, and which of those that are given it is."""
+    """A graft as it is read, what it is called, which of those that are given it is, and how much of it is put on."""
 
     graft: GraftStream
     file: str
     place: int = 0
     proved: bool = False
+    scale: float = 1.0
+
+    @property
+    def scaled(self) -> GraftStream:
+        return self.scale * self.graft
 
 
-def _named(grafts: Sequence[GraftLike | Named], verb: str) -> list[_Given]:
+def _named(grafts: Sequence[GraftLike | Named[Any]], verb: str) -> list[_Given]:
     """Grafts with what their files are called; one that has no file is called after its task or its tuned model."""
     if not grafts:
         raise InputError(f"{verb} needs at least one graft, found none")
     return [
-        _Given(each.graft.stream(), each.file, place)
+        _Given(stream_of(each.graft), each.file, place)
         if isinstance(each, Named)
-        else _Given(stream_of(each), _called(each), place)
+        else _Given(stream_of(each), called(each), place)
         for place, each in enumerate(grafts)
     ]
 
 
-def _based(grafts: Sequence[_Given], source: Checkpoint) -> list[_Given]:
+def _based(grafts: Sequence[_Given], source: Checkpoint, ledger: Ledger) -> list[_Given]:
     """The grafts, packed ones with the model's numbers."""
-    return [replace(named, graft=named.graft.based(source), proved=named.graft.packed) for named in grafts]
+    own = _own(source, ledger)
+    return [replace(named, graft=named.graft.based(own), proved=named.graft.packed) for named in grafts]
 
 
-def _called(graft: GraftLike) -> str:
-    if not isinstance(graft, Graft):
-        return Path(graft).name
-    return graft.info.text("task") or graft.info.text("tuned") or "the graft"
+def _own(source: Checkpoint, ledger: Ledger) -> Tensors:
+    """The model's tensors without rows that applied grafts appended."""
+    grown = {tail.tensor for head in ledger.heads if (tail := tail_of(head))} & source.shapes.keys()
+    shapes = {name: shape for name in grown if (shape := own_shape(source, ledger, name))}
+    return ShortenedTensors(source, {**source.shapes, **shapes}) if grown else source
+
+
+def _scaled(grafts: Sequence[_Given], scale: Scales) -> list[_Given]:
+    """The grafts with the scale of each."""
+    factors = scales_of([named.file for named in grafts], scale)
+    return [replace(named, scale=factor) for named, factor in zip(grafts, factors, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -112,7 +138,7 @@ class CheckReport:
     reach: Reach
 
 
-def check(base: str | Path, *grafts: GraftLike | Named, strict: bool = False) -> CheckReport:
+def check(base: str | Path, *grafts: GraftLike | Named[Any], strict: bool = False) -> CheckReport:
     """Compare grafts with a base, reading headers and sites only. Never raises for a misfit; says what is wrong.
 
     Several are checked as `apply` would put them on: together. `strict` wants a graft that changes nothing but its sites.
@@ -123,18 +149,18 @@ def check(base: str | Path, *grafts: GraftLike | Named, strict: bool = False) ->
     ledger = Ledger.of(source)
     problem = ""
     try:
-        given = _based(given, source)
+        given = _based(given, source, ledger)
         for named in given:
             check_not_on(source, named.graft, ledger, file=named.file)
             check_fits(source, named.graft, ledger, file=named.file)
         whole = _frame([named.graft for named in given])  # refuses what cannot be combined
-        layers = _layers(_overlapping(given), whole, ledger, [named.graft for named in given], scale=1.0)
+        layers = _layers(_overlapping(given), whole, ledger, [named.graft for named in given])
         _edited_names(source, ledger.plus(layers), whole, layers, [named.graft for named in given])
     except InputError as error:
         problem = str(error)
     found: dict[str, int] = {}
     for named in given if problem and not packed else ():  # a packed one knows whether a window fits, not which sites
-        for name, count in differing(source, named.graft).items():
+        for name, count in differing(source, named.graft, ledger).items():
             found[name] = found.get(name, 0) + count
     same = all(source.fingerprint == named.graft.base_fingerprint for named in given)
     changes = joined(reach(source, named.graft) for named in given)
@@ -145,20 +171,22 @@ def check(base: str | Path, *grafts: GraftLike | Named, strict: bool = False) ->
 
 def apply(
     base: str | Path,
-    *grafts: GraftLike | Named,
+    *grafts: GraftLike | Named[Any],
     out: str | Path,
-    scale: float = 1.0,
+    scale: Scales = 1.0,
     head: GraftLike | None = None,
     sync: bool = True,
     progress: Progress = silent,
 ) -> WrittenFolder:
     """Write a copy of the base folder with the grafts on it: one as it is, several as their sum, each times `scale`.
 
+    `scale` is a number for all, or a scale for some by name: {"films": 0.5} for films.safetensors, the others at 1.
     Where the grafts bring different heads of one name, `head` says whose are taken. Without `sync` the output is not forced to
     the disk before it gets its name.
     """
     chosen = None if head is None else stream_of(head)
-    return _apply(base, _named(grafts, "apply"), Path(out), scale=scale, head=chosen, sync=sync, progress=progress)
+    given = _scaled(_named(grafts, "apply"), scale)
+    return _apply(base, given, Path(out), head=chosen, sync=sync, progress=progress)
 
 
 def _apply(
@@ -166,25 +194,27 @@ def _apply(
     grafts: Sequence[_Given],
     out: Path,
     *,
-    scale: float,
     head: GraftStream | None,
     sync: bool,
     progress: Progress,
 ) -> WrittenFolder:
     source = _open_for(base, out)
     before = Ledger.of(source)
-    grafts = _based(grafts, source)
+    grafts = _based(grafts, source, before)
     deciding = [named.graft for named in grafts] if head is None else [_head_of(grafts, head)]
-    whole = _frame([scale * named.graft for named in grafts], head)
+    whole = _frame([named.scaled for named in grafts], head)
     for named in grafts:
         check_not_on(source, named.graft, before, file=named.file)
         check_fits(source, named.graft, before, file=named.file, most=1)
     groups = _overlapping(grafts)
-    layers = _layers(groups, whole, before, deciding, scale=scale)
+    layers = _layers(groups, whole, before, deciding)
     after = before.plus(layers)
     add, drop = _edited_names(source, after, whole, layers, deciding)
+    tails = _tails(source, whole)
     digests = [Digest() for _ in grafts]
-    sums = [summed([scale * digests[g.place].watching(_proved(source, g, before)) for g in group]) for group in groups]
+    sums = [
+        summed([g.scale * digests[g.place].watching(_proved(source, g, before)) for g in group]) for group in groups
+    ]
     edit = Edit(
         after.prefix,
         _numbers(
@@ -192,6 +222,8 @@ def _apply(
         ),
         add,
         drop,
+        {name: source.shapes[name][0] + len(rows) for name, rows in tails.items()},
+        tails,
     )
 
     def ledger() -> Ledger:
@@ -200,7 +232,25 @@ def _apply(
         return before.plus(layer.sealed(found) for layer in layers)
 
     left_out = _write(source, before, after, edit, out, ledger=ledger, sync=sync, progress=progress)
-    return WrittenFolder(out, sum(map(len, sums)), tuple(edit.add), left_out, ledger().digest_of)
+    return WrittenFolder(out, sum(map(len, sums)), (*edit.add, *edit.tails), left_out, ledger().digest_of)
+
+
+def _tails(source: Checkpoint, whole: Graft) -> dict[str, Array]:
+    """Tensor → the rows that it gets. The copy of a tied tensor that the files store beside it gets the same."""
+    tails = {tail.tensor: rows for tail, rows in tails_of(whole.heads).items()}
+    return {**{twin: tails[name] for twin, name in source.twins.items() if name in tails}, **tails}
+
+
+def _rows_without(source: Checkpoint, heads: Iterable[str]) -> dict[str, int]:
+    """Tensor → how many rows it has once the tails among these heads are off."""
+    rows = {tail.tensor: tail.first for name in heads if (tail := tail_of(name))}
+    for name, first in rows.items():
+        shape = source.shapes.get(name, ())
+        if not shape or not 0 < first < shape[0]:
+            raise FormatError(
+                f"{source.path}: skillgraft.json says that {name} got rows after {first}; it has {list(shape)}"
+            )
+    return {**{twin: rows[name] for twin, name in source.twins.items() if name in rows}, **rows}
 
 
 def _frame(grafts: Sequence[GraftStream], head: GraftStream | None = None) -> Graft:
@@ -223,7 +273,7 @@ def _proved(source: Checkpoint, named: _Given, ledger: Ledger) -> GraftStream:
 
 
 def remove(
-    folder: str | Path, *grafts: GraftLike | Named, out: str | Path, sync: bool = True, progress: Progress = silent
+    folder: str | Path, *grafts: GraftLike | Named[Any], out: str | Path, sync: bool = True, progress: Progress = silent
 ) -> WrittenFolder:
     """Write a copy of a grafted folder without these grafts: the saved old numbers go back, nothing is subtracted."""
     given = {named.graft.digest: named for named in _named(grafts, "remove")}
@@ -241,6 +291,7 @@ def remove(
         _numbers(source, sums, lambda _sum, _name, stretch: stretch.before),
         undone_tensors(source, before, after),
         (before.heads - after.heads) & source.places.keys(),
+        _rows_without(source, before.heads - after.heads),
     )
     left_out = _write(source, before, after, edit, Path(out), ledger=lambda: after, sync=sync, progress=progress)
     return WrittenFolder(Path(out), sum(map(len, sums)), tuple(edit.add), left_out, after.digest_of)
@@ -273,10 +324,16 @@ def _write(
         restored = replace(edit, layouts=kept.headers)
         fits = bool(kept.headers) and fits_layout(source, restored)
         edit, kept = (restored, kept) if fits else (edit, kept.without_layout())
-    with atomic.new_folder(target, sync=sync) as folder:
+    tokens = any("tokens" in layer.chat for layer in (*before.applied, *after.applied))
+    if not any("tokens" in layer.chat for layer in before.applied) and tokens:
+        refuse_kept_names(source.path)
+    skip = ["config.json", CARD, BASE_CARD, *(OWN if tokens else ())]
+    with atomic.new_folder(target, sync=sync) as folder, source.steady():
         narrow_folder(folder, like=source.path)
-        copied = copy_edited(source, folder, edit, skip=["config.json", CARD, BASE_CARD], progress=progress)
+        copied = copy_edited(source, folder, edit, skip=skip, progress=progress)
         after = ledger()
+        if tokens:
+            write_tokens(source.path, [layer.chat for layer in after.applied], folder)
         write_config(after, folder, like=source.path)
         if any(layer.chat for layer in (*before.applied, *after.applied)):
             write_chat(after.base_chat, [layer.chat for layer in after.applied], folder)
@@ -314,10 +371,11 @@ def _sum_on(layer: Layer, given: Mapping[str, _Given], source: Checkpoint) -> Gr
             f"{listed(packed)} is packed, and came on {source.path} scaled or as a part of a sum: the base's numbers cannot "
             "be told from these; unpack it with `skillgraft combine G --base BASE -o OUT` and take that off"
         )
-    grafts = [given[member.digest].graft.based(source, "after") for member in layer.members]
+    own = _own(source, Ledger.of(source))
+    grafts = [given[member.digest].graft.based(own, "after") for member in layer.members]
     on = summed([member.scale * graft.without_heads() for member, graft in zip(layer.members, grafts, strict=True)])
     for name in on.counts:
-        check_comparable(source, on, name, files)
+        check_comparable(source, on, name, files, Ledger.of(source))
 
     def proved(name: str) -> Iterator[Stretch]:
         for stretch in on.stretches(name):
@@ -363,22 +421,21 @@ def _layers(
     whole: Graft,
     before: Ledger,
     deciding: Sequence[GraftStream],
-    *,
-    scale: float,
 ) -> list[Layer]:
     """What the ledger notes: a layer for each group of grafts that overlap."""
     settings, prefix = agreed_settings(deciding), _agreed_prefix(deciding)
-    return [_layer(group, whole, before, deciding, settings=settings, prefix=prefix, scale=scale) for group in groups]
+    return [_layer(group, whole, before, deciding, settings=settings, prefix=prefix) for group in groups]
 
 
 def _edited_names(
     source: Checkpoint, after: Ledger, whole: Graft, layers: Sequence[Layer], deciding: Sequence[GraftStream]
 ) -> tuple[dict[str, Array], frozenset[str]]:
     """Whole tensors by their names in the copy, and the base's that go; proved to come off again by their names alone."""
-    add = {_raw_head(source, name, after.prefix, deciding): head for name, head in whole.heads.items()}
-    drop = frozenset({*whole.heads, *(name for layer in layers for name in layer.removed)} & source.places.keys())
+    heads = {name: head for name, head in whole.heads.items() if tail_of(name) is None}
+    add = {_raw_head(source, name, after.prefix, deciding): head for name, head in heads.items()}
+    drop = frozenset({*heads, *(name for layer in layers for name in layer.removed)} & source.places.keys())
     files = listed([member.file for layer in layers for member in layer.members])
-    if len(add) < len(whole.heads):
+    if len(add) < len(heads):
         raise InputError(f"{files} would give two whole tensors one name, which no reader could tell apart")
     refuse_what_cannot_be_undone(source, prefix=after.prefix, added=add, dropped=drop, file=files)
     return add, drop
@@ -392,13 +449,12 @@ def _layer(
     *,
     settings: Mapping[str, Any],
     prefix: str | None,
-    scale: float,
 ) -> Layer:
     """What the ledger notes about one group: enough to take it off again, whatever else comes and goes.
 
     The members' digests are known when they have been read, and come in then.
     """
-    members = tuple(Member(str(named.place), named.file, scale, len(named.graft)) for named in group)
+    members = tuple(Member(str(named.place), named.file, named.scale, len(named.graft)) for named in group)
     mine = [named.graft for named in group if any(named.graft is graft for graft in deciding)]
     heads = {name for graft in mine for name in graft.heads}
     removed = {name for graft in mine for name in graft.info.get("removed", [])} - whole.heads.keys() - before.heads

@@ -1,8 +1,8 @@
 """How a folder's model is talked to: its chat template, and when generation stops. Both travel with a graft.
 
 A tuned chat model whose graft came without them would never know when to stop. What travels is a closed list, limited in size:
-the template as text, and of generation_config.json the keys below. The graft holds them as its `chat` item, `inspect` shows
-them, `apply` writes them, and `remove` gives the base's own files back.
+the template as text, of generation_config.json the keys below, and tokens that tuned appended (`folders.tokens`). The graft
+holds them as its `chat` item, `inspect` shows them, `apply` writes them, and `remove` gives the base's own files back.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from skillgraft.errors import FormatError, InputError
+from skillgraft.errors import FormatError, InputError, listed
 from skillgraft.files.regular import CONFIG_BYTES, read_bytes
+from skillgraft.folders.tokens import check_tokens, travelling_tokens
 from skillgraft.folders.weight_files import read_json
 from skillgraft.values.graft import Graft
 from skillgraft.values.stream import GraftStream
@@ -22,7 +23,9 @@ TEMPLATE, GENERATION, TOKENIZER = "chat_template.jinja", "generation_config.json
 MOST_CHARACTERS = 65_536  # of a template; the longest published ones have a quarter of it
 TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
 _MOST_TOKENS = 64
-Chat = Mapping[str, Any]  # "template": text; "generation": key → a token's number or several
+# "template": text; "generation": key → a token's number or several; "tokens" that are new; "roles": role → a token's text
+Chat = Mapping[str, Any]
+_ITEMS = ("template", "generation", "tokens", "roles")
 
 
 def travelling_chat(base: Path, tuned: Path) -> dict[str, Any] | None:
@@ -32,6 +35,7 @@ def travelling_chat(base: Path, tuned: Path) -> dict[str, Any] | None:
     stops = {key: theirs[key] for key in TOKENS if key in theirs and theirs[key] != ours.get(key)}
     found: dict[str, Any] = {"template": template} if template and template != before else {}
     found |= {"generation": stops} if stops else {}
+    found |= travelling_tokens(base, tuned)
     check_chat(found, str(tuned))
     return found or None
 
@@ -39,10 +43,9 @@ def travelling_chat(base: Path, tuned: Path) -> dict[str, Any] | None:
 def check_chat(chat: Chat, file: str) -> None:
     """Refuse what is not of the closed list, or too long."""
     template, stops = chat.get("template", ""), chat.get("generation", {})
-    if chat.keys() - {"template", "generation"}:
-        raise FormatError(
-            f"{file}: of a chat a graft brings template and generation, found {', '.join(map(str, chat))}"
-        )
+    if chat.keys() - set(_ITEMS):
+        raise FormatError(f"{file}: of a chat a graft brings {listed(_ITEMS)}, found {', '.join(map(str, chat))}")
+    check_tokens(chat, file)
     if not isinstance(template, str) or len(template) > MOST_CHARACTERS:
         found = f"{len(template):,} characters" if isinstance(template, str) else type(template).__name__
         raise InputError(f"{file}: a chat template is text of at most {MOST_CHARACTERS:,} characters, found {found}")
@@ -64,7 +67,20 @@ def agreed_chat(grafts: Sequence[Graft | GraftStream]) -> dict[str, Any]:
     stops = [chat.get("generation", {}) for chat in every]
     agreed = {k: v for mine in stops for k, v in mine.items() if all(other.get(k, v) == v for other in stops)}
     found: dict[str, Any] = {"template": templates.pop()} if len(templates) == 1 else {}
-    return {**found, **({"generation": agreed} if agreed else {})}
+    found |= {"generation": agreed} if agreed else {}
+    return {**found, **_agreed_tokens(every)}
+
+
+def _agreed_tokens(every: Sequence[Chat]) -> dict[str, Any]:
+    """All of the tokens that several grafts bring, each once; the roles that they agree on."""
+    tokens: list[Any] = []
+    for chat in every:
+        tokens += [token for token in chat.get("tokens", ()) if token not in tokens]
+    roles = [chat["roles"] for chat in every if "roles" in chat]
+    agreed = {k: v for mine in roles for k, v in mine.items() if all(other.get(k, v) == v for other in roles)}
+    found = {"tokens": tokens} if tokens else {}
+    check_tokens(found, "together")
+    return {**found, **({"roles": agreed} if agreed else {})}
 
 
 def chat_files(folder: Path) -> dict[str, str]:
@@ -84,13 +100,26 @@ def write_chat(base: Mapping[str, str], layers: Sequence[Chat], folder: Path) ->
     if template is not None:
         files[TEMPLATE] = template.encode().decode("latin-1")
     if stops:
-        before = json.loads(base[GENERATION].encode("latin-1")) if GENERATION in base else {}
+        before = _settings(base[GENERATION]) if GENERATION in base else {}
         files[GENERATION] = (json.dumps({**before, **stops}, indent=2) + "\n").encode().decode("latin-1")
     for name in (TEMPLATE, GENERATION):
         if name in files:
             (folder / name).write_bytes(files[name].encode("latin-1"))
         else:
             (folder / name).unlink(missing_ok=True)
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """What the base's generation_config.json says."""
+    try:
+        found = json.loads(text.encode("latin-1"))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(
+            f"the base's {GENERATION} is not valid JSON, so no graft can set tokens in it: {error}"
+        ) from None
+    if not isinstance(found, dict):
+        raise FormatError(f"the base's {GENERATION} holds no JSON object, so no graft can set tokens in it")
+    return found
 
 
 def _template(folder: Path) -> str:

@@ -85,6 +85,22 @@ class RoundedTensors:
 
 
 @dataclass(frozen=True)
+class ShortenedTensors:
+    """Tensors without the last rows of some: `shapes` says how many each has. What is left lies first, so places stay."""
+
+    tensors: Tensors
+    shapes: Mapping[str, Shape]
+
+    @property
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        return self.tensors.dtypes
+
+    def flat(self, name: str, low: int = 0, high: int | None = None) -> Array:
+        end = math.prod(self.shapes[name])
+        return self.tensors.flat(name, low, end if high is None else min(high, end))
+
+
+@dataclass(frozen=True)
 class Place:
     """Where a checkpoint keeps a tensor: the file and the name it has there."""
 

@@ -76,13 +76,18 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _nested(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A part's config: only at the top can a graft set the vocabulary's size."""
+    return {**_plain(config), **({"vocab_size": config["vocab_size"]} if "vocab_size" in config else {})}
+
+
 def _differences(base: Mapping[str, Any], tuned: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Key → both values. What only base says is left to tuned's own version to know."""
     result: dict[str, tuple[Any, Any]] = {}
     for key, value in tuned.items():
         ours = base.get(key)
         if isinstance(value, dict) and isinstance(ours, dict) and key != "rope":  # that is in one spelling already
-            inner = _differences(_plain(ours), _plain(value))
+            inner = _differences(_nested(ours), _nested(value))
             result |= {f"{key}.{name}": both for name, both in inner.items()}
         elif not _same(ours, value, key, tuned):
             result[key] = (ours, value)

@@ -184,7 +184,7 @@ def diff(
         {name: change for name, change in outside.items() if change.changed},
         tuple(_top(tally, within, before, density, overhead=overhead) for density in DENSITIES),
         heads=tuple(name for name in pairing.whole if name in before.shapes),
-        added=tuple(name for name in pairing.whole if name not in before.shapes),
+        added=(*(name for name in pairing.whole if name not in before.shapes), *pairing.tails),
         removed=pairing.removed,
         config=_differing_keys(before.config, after.config),
     )

@@ -11,74 +11,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from skillgraft.errors import FormatError, InputError, listed
-from skillgraft.files.regular import VOCABULARY_BYTES, read_bytes
+from skillgraft.errors import InputError, listed
 from skillgraft.folders.chat import travelling_chat
-from skillgraft.folders.checkpoint import Checkpoint, RoundedTensors, Tensors, same_tensor
+from skillgraft.folders.checkpoint import Checkpoint, RoundedTensors, ShortenedTensors, Tensors, same_tensor
 from skillgraft.folders.config import refuse_other_settings, travelling_settings
 from skillgraft.folders.hub import folder_at
 from skillgraft.folders.lora import LoraCheckpoint, is_plain_lora
 from skillgraft.folders.movement import Progress, check_budget, count_of, most_moved, silent
 from skillgraft.folders.patch import PatchCheckpoint, is_patch
 from skillgraft.folders.reach import refuse_unpermitted
-from skillgraft.folders.weight_files import SINGLE, read_json, refuse_adapters
+from skillgraft.folders.tokens import check_same_vocabulary
+from skillgraft.folders.weight_files import SINGLE, refuse_adapters
 from skillgraft.values.graft import Graft
 from skillgraft.values.info import Info, versions
 from skillgraft.values.names import in_layers, is_embedding, is_head
-from skillgraft.values.numbers import bits, is_float
+from skillgraft.values.numbers import Array, bits, is_float
+from skillgraft.values.permitted import tail_problem
 from skillgraft.values.region import Region, Scope
 from skillgraft.values.stream import GraftStream, Mask, Stretch, Where, stretches_of, where_of, windows
-
-
-def check_same_vocabulary(base: Path, tuned: Path) -> None:
-    """Compare the first tokenizer file that both folders have; settings such as padding do not count."""
-    for name, tokens in _VOCABULARIES.items():
-        ours, theirs = base / name, tuned / name
-        if ours.is_file() and theirs.is_file():
-            if tokens(ours) != tokens(theirs):
-                raise InputError(
-                    f"the tokenizers differ: {ours} and {theirs} do not have the same tokens; a graft needs one vocabulary"
-                )
-            return
-
-
-def _bytes(path: Path) -> bytes:
-    return read_bytes(path, limit=VOCABULARY_BYTES)
-
-
-def _vocabulary(path: Path) -> dict[str, Any]:
-    return read_json(path, limit=VOCABULARY_BYTES)
-
-
-def _tokens(path: Path) -> Any:
-    """Vocabulary, merges and added tokens of a tokenizer.json."""
-    content = _vocabulary(path)
-    try:
-        model, added = content.get("model") or {}, content.get("added_tokens") or []
-        # Newer files spell a merge as a pair, older ones as two words.
-        merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model.get("merges") or []]
-        return model.get("vocab"), merges, {(token["id"], token["content"]) for token in added}
-    except (AttributeError, KeyError, TypeError) as error:
-        raise FormatError(f"{path}: not a tokenizer ({error!r})") from None
-
-
-# Tokenizer file → what in it makes the vocabulary.
-_VOCABULARIES: Mapping[str, Callable[[Path], Any]] = {
-    "tokenizer.json": _tokens,
-    "vocab.json": _vocabulary,
-    "vocab.txt": _bytes,
-    "spiece.model": _bytes,
-    "sentencepiece.bpe.model": _bytes,
-    "tokenizer.model": _bytes,
-}
-
+from skillgraft.values.tails import tail_name, tails_of
+from skillgraft.values.threads import SharedProgress, together
 
 Tuned = Checkpoint | LoraCheckpoint | PatchCheckpoint
 
@@ -90,6 +49,8 @@ class Pairing:
     shared: Mapping[str, tuple[int, ...]]
     whole: tuple[str, ...]
     removed: tuple[str, ...]
+    longer: tuple[str, ...] = ()  # embeddings to which tuned appended rows; their shape here is the base's
+    tails: Mapping[str, Array] = field(default_factory=dict)  # those rows, by the name that a graft has for them
 
 
 def extract(
@@ -142,22 +103,26 @@ def extracted(
     )
 
 
+# From where to where a window is, which of its entries are taken, and base's and tuned's numbers there if they are read already.
+Window = tuple[int, int, Where, tuple[Array, Array] | None]
+
+
 @dataclass(frozen=True)
 class Chosen:
     """Which entries are taken: how many of each parameter, and window by window where they are."""
 
     scope: Scope
     counts: Mapping[str, int]
-    windows: Callable[[str], Iterator[tuple[int, int, Where]]]
+    windows: Callable[[str], Iterator[Window]]
 
     @classmethod
     def of(cls, region: Region) -> Chosen:
         """The entries of a region."""
 
-        def found(name: str) -> Iterator[tuple[int, int, Where]]:
+        def found(name: str) -> Iterator[Window]:
             at = region.sites[name]
             for each in stretches_of(at, at, at, math.prod(region.scope.shapes[name])):
-                yield each.low, each.high, each.where
+                yield each.low, each.high, each.where, None
 
         return cls(region.scope, {name: len(at) for name, at in region.sites.items()}, found)
 
@@ -188,20 +153,23 @@ def _stream(
     """The graft of the chosen entries. Heads are copied: they must outlive whatever becomes of tuned's files."""
 
     def stretches(name: str) -> Iterator[Stretch]:
-        for low, high, where in chosen.windows(name):
-            old, new = before.flat(name, low, high)[where], source.flat(name, low, high)[where]
-            yield Stretch(low, high, where, old, new)
+        for low, high, where, read in chosen.windows(name):
+            old, new = read or (before.flat(name, low, high), source.flat(name, low, high))
+            yield Stretch(low, high, where, old[where], new[where])
 
     def places(name: str) -> Iterator[Stretch]:
         none = np.empty(0, np.float32)
-        return (Stretch(low, high, where, none, none) for low, high, where in chosen.windows(name))
+        return (Stretch(low, high, where, none, none) for low, high, where, _ in chosen.windows(name))
 
     stream = ExtractedStream(
         chosen.scope,
         chosen.counts,
         {name: before.dtypes[name] for name in chosen.counts},
         stretches,
-        heads={name: source.flat(name).reshape(source.shapes[name]).copy() for name in pairing.whole},
+        heads={
+            **{name: source.flat(name).reshape(source.shapes[name]).copy() for name in pairing.whole},
+            **pairing.tails,
+        },
         base_fingerprint=before.fingerprint,
         info=_provenance(before, after, pairing, outside),
         places=places,
@@ -245,6 +213,17 @@ def check_pair(base: str | Path, tuned: str | Path, *, convert: bool = False) ->
     return before, source, Graft.collected(_stream(before, after, source, pairing, nothing, {}))
 
 
+def refuse_new_rows(heads: Graft, tuned: str | Path) -> None:
+    """Refuse rows that tuned appended where the base's own model is to be asked: it has no room for them, nor their tokens."""
+    tails = [tail.tensor for tail in tails_of(heads.heads)]
+    if tails:
+        raise InputError(
+            f"{tuned} appended rows to {listed(tails)} (new tokens), which the base's model has no room for: ask a base that has "
+            "them. `skillgraft extract BASE TUNED --entries 1 -o rows.safetensors` and `skillgraft apply BASE "
+            "rows.safetensors -o WITH-ROWS` make one; give WITH-ROWS in place of BASE"
+        )
+
+
 def opened_pair(base: str | Path, tuned: str | Path, *, convert: bool) -> tuple[Checkpoint, Tuned, Tensors, Pairing]:
     """Base, tuned as it lies on disk, tuned in the base's number formats, and how their tensors match."""
     refuse_adapters(base)
@@ -254,7 +233,16 @@ def opened_pair(base: str | Path, tuned: str | Path, *, convert: bool) -> tuple[
     pairing = pair(before, after)
     source = _in_one_format(before, after, pairing, convert=convert)
     changed = [name for name in pairing.whole if name not in before.shapes or not same_tensor(before, source, name)]
-    return before, after, source, replace(pairing, whole=tuple(changed))
+    tails = dict(_tail(before, source, name) for name in pairing.longer)
+    if tails:
+        source = ShortenedTensors(source, {**source.shapes, **{name: before.shapes[name] for name in pairing.longer}})
+    return before, after, source, replace(pairing, whole=tuple(changed), tails=tails)
+
+
+def _tail(base: Checkpoint, tuned: Tensors, name: str) -> tuple[str, Array]:
+    """The rows that tuned has after the base's, and what a graft calls them."""
+    old, new = base.shapes[name], tuned.shapes[name]
+    return tail_name(name, old[0]), tuned.flat(name, math.prod(old)).reshape(-1, *new[1:]).copy()
 
 
 def pair(base: Checkpoint, tuned: Tuned) -> Pairing:
@@ -273,8 +261,10 @@ def pair(base: Checkpoint, tuned: Tuned) -> Pairing:
             reshaped.append(name)
         else:
             shared[name] = base.shapes[name]
-    if reshaped:
-        raise InputError(_why_reshaped(base, tuned, reshaped))
+    longer = tuple(name for name in reshaped if _is_longer(base, tuned, name))
+    shared |= {name: base.shapes[name] for name in longer}
+    if len(longer) < len(reshaped):
+        raise InputError(_why_reshaped(base, tuned, [name for name in reshaped if name not in longer]))
     if not any(in_layers(name) for name in shared) and any(in_layers(name) for name in ours):
         raise InputError(
             f"{base.path} and {tuned.path} share no transformer layer: {listed(sorted(ours - theirs), most=2)} here, "
@@ -287,7 +277,14 @@ def pair(base: Checkpoint, tuned: Tuned) -> Pairing:
             f"the layers differ: only {base.path} has {listed(missing) or 'nothing'}, only {tuned.path} has "
             f"{listed(extra) or 'nothing'}; a graft needs base and tuned of one architecture"
         )
-    return Pairing(shared, tuple(sorted(whole)), tuple(sorted(ours - theirs)))
+    return Pairing(dict(sorted(shared.items())), tuple(sorted(whole)), tuple(sorted(ours - theirs)), longer)
+
+
+def _is_longer(base: Checkpoint, tuned: Tuned, name: str) -> bool:
+    """Whether tuned appended rows for new tokens: embeddings or an LM head, as long as each config says."""
+    old, new = base.shapes[name], tuned.shapes[name]
+    sizes = base.config.get("vocab_size"), tuned.config.get("vocab_size")
+    return not tail_problem(name) and old[1:] == new[1:] and sizes == (old[0], new[0]) and old[0] < new[0]
 
 
 def _common_twins(base: Checkpoint, tuned: Tuned) -> set[str]:
@@ -301,7 +298,10 @@ def _why_reshaped(base: Checkpoint, tuned: Tuned, names: list[str]) -> str:
     name = next(filter(is_embedding, longer), names[0])
     shapes = f"{name} is {list(base.shapes[name])} in {base.path} and {list(tuned.shapes[name])} in {tuned.path}"
     if longer == names and is_embedding(name):
-        return f"the embeddings' length changed: {shapes}; a graft needs base and tuned with one vocabulary"
+        return (
+            f"the embeddings' length changed: {shapes}; a graft needs base and tuned with one vocabulary, to which tuned may "
+            "have appended tokens (then vocab_size in each config.json says how many there are)"
+        )
     return f"{len(names)} tensors have another shape: {shapes}; these are different models"
 
 
@@ -349,40 +349,43 @@ def _everything(
     base: Checkpoint, tuned: Tensors, pairing: Pairing, *, scope: str | None, progress: Progress
 ) -> tuple[Chosen, dict[str, int]]:
     everything = Scope.of("all", pairing.shared)
-    counts = {}
-    done = 0
-    for name, shape in pairing.shared.items():
-        counts[name] = sum(int(np.count_nonzero(differ)) for _, _, differ in _differences(base, tuned, name))
-        done += math.prod(shape)
-        progress(done, everything.size)
+    counts = _changed(base, tuned, pairing.shared, SharedProgress(progress, everything.size))
     changed = {name: count for name, count in sorted(counts.items()) if count}
     if scope is None:
         scope = "layers" if all(map(in_layers, changed)) and any(map(in_layers, counts)) else "all"
     within = Scope.select(scope, pairing.shared)
     outside = {name: count for name, count in changed.items() if name not in within.shapes}
 
-    def found(name: str) -> Iterator[tuple[int, int, Where]]:
-        for low, high, differ in _differences(base, tuned, name):
+    def found(name: str) -> Iterator[Window]:
+        for low, high, differ, read in _differences(base, tuned, name):
             if differ.any():
-                yield low, high, where_of(differ)
+                yield low, high, where_of(differ), read
 
     return Chosen(within, {name: count for name, count in changed.items() if name in within.shapes}, found), outside
 
 
 def changed_outside(base: Tensors, tuned: Tensors, shared: Iterable[str], scope: Scope) -> dict[str, int]:
     """Tensor → entries whose bits differ though the scope does not hold them; where they are is not kept."""
-    rest = {
-        name: sum(int(np.count_nonzero(differ)) for _, _, differ in _differences(base, tuned, name))
-        for name in shared
-        if name not in scope.shapes
-    }
-    return {name: count for name, count in rest.items() if count}
+    rest = [name for name in shared if name not in scope.shapes]
+    return {name: count for name, count in _changed(base, tuned, rest, SharedProgress(None, 0)).items() if count}
 
 
-def _differences(base: Tensors, tuned: Tensors, name: str) -> Iterator[tuple[int, int, Mask]]:
-    """Window by window where the bits differ."""
+def _changed(base: Tensors, tuned: Tensors, names: Iterable[str], tally: SharedProgress) -> dict[str, int]:
+    """Tensor → how many of its entries have other bits."""
+
+    def count(name: str) -> tuple[str, int]:
+        found = sum(int(np.count_nonzero(differ)) for _, _, differ, _ in _differences(base, tuned, name))
+        tally.add(math.prod(base.shapes[name]))
+        return name, found
+
+    return dict(together(count, names))
+
+
+def _differences(base: Tensors, tuned: Tensors, name: str) -> Iterator[tuple[int, int, Mask, tuple[Array, Array]]]:
+    """Window by window where the bits differ, and the numbers of both."""
     for low, high in windows(math.prod(base.shapes[name])):
-        yield low, high, bits(base.flat(name, low, high)) != bits(tuned.flat(name, low, high))
+        old, new = base.flat(name, low, high), tuned.flat(name, low, high)
+        yield low, high, bits(old) != bits(new), (old, new)
 
 
 def _provenance(base: Checkpoint, tuned: Tuned, pairing: Pairing, outside: Mapping[str, int]) -> Info:

@@ -15,8 +15,11 @@ from skillgraft.folders.chat import check_chat
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.ledger import Ledger
 from skillgraft.folders.reach import refuse_unpermitted
+from skillgraft.folders.tokens import check_new
 from skillgraft.values.numbers import Array, bits, same_bits
+from skillgraft.values.region import Shape
 from skillgraft.values.stream import GraftStream, Stretch
+from skillgraft.values.tails import tail_of, vocabulary_size
 
 
 def check_not_on(source: Checkpoint, graft: GraftStream, ledger: Ledger, *, file: str) -> None:
@@ -31,9 +34,12 @@ def check_fits(source: Checkpoint, graft: GraftStream, ledger: Ledger, *, file: 
     Of each parameter the first `most` stretches are looked at, or all.
     """
     refuse_unpermitted(source, graft, file=file)
-    if differing(source, graft, most=most):
+    if differing(source, graft, ledger, most=most):
         raise_misfit(source, graft, ledger, file)
-    check_chat(graft.info.get("chat", {}), file)
+    chat = graft.info.get("chat", {})
+    check_chat(chat, file)
+    size = vocabulary_size(graft.heads) or source.config.get("vocab_size")
+    check_new(source.path, chat, rows=size if isinstance(size, int) else None, file=file)
     for name, head in graft.heads.items():
         if name in ledger.heads and not same_bits(source.read(name), head):
             raise HeadConflict(
@@ -42,11 +48,18 @@ def check_fits(source: Checkpoint, graft: GraftStream, ledger: Ledger, *, file: 
             )
 
 
-def differing(source: Checkpoint, graft: GraftStream, *, most: int | None = None) -> dict[str, int]:
+def own_shape(source: Checkpoint, ledger: Ledger, name: str) -> Shape | None:
+    """A tensor's shape without the rows that grafts appended; None where the model has none of that name."""
+    shape = source.shapes.get(name)
+    first = next((tail.first for head in ledger.heads if (tail := tail_of(head)) and tail.tensor == name), None)
+    return shape if shape is None or first is None else (first, *shape[1:])
+
+
+def differing(source: Checkpoint, graft: GraftStream, ledger: Ledger, *, most: int | None = None) -> dict[str, int]:
     """Parameter → how many of its sites do not hold the graft's `before`; missing parameters count whole."""
     result = {}
     for name, count in graft.counts.items():
-        foreign = source.shapes.get(name) != graft.scope.shapes[name]
+        foreign = own_shape(source, ledger, name) != graft.scope.shapes[name]
         if foreign or source.dtypes[name] != graft.formats[name]:
             result[name] = count
         else:
@@ -58,16 +71,16 @@ def differing(source: Checkpoint, graft: GraftStream, *, most: int | None = None
 
 def differ_at(source: Checkpoint, name: str, stretch: Stretch, numbers: Array) -> int:
     """At how many of a stretch's sites the model holds other numbers."""
-    few = not isinstance(stretch.where, slice) and stretch.where.dtype != bool
+    few = 32 * len(stretch) < stretch.high - stretch.low
     here = source.at(name, stretch.sites) if few else source.flat(name, stretch.low, stretch.high)[stretch.where]
     return int(np.count_nonzero(bits(here) != bits(numbers)))
 
 
 def raise_misfit(source: Checkpoint, graft: GraftStream, ledger: Ledger, file: str) -> NoReturn:
     """The model's numbers at the sites are not `before`: say which of the possible reasons it is."""
-    found = differing(source, graft)
+    found = differing(source, graft, ledger)
     for name in found:
-        check_comparable(source, graft, name, file)
+        check_comparable(source, graft, name, file, ledger)
     name, count = max(found.items(), key=lambda item: item[1])
     if _holds_already(source, graft):
         raise AlreadyApplied(f"{source.path} holds the numbers of {file} already at all {len(graft)} sites")
@@ -82,12 +95,12 @@ def raise_misfit(source: Checkpoint, graft: GraftStream, ledger: Ledger, file: s
     )
 
 
-def check_comparable(source: Checkpoint, graft: GraftStream, name: str, file: str) -> None:
+def check_comparable(source: Checkpoint, graft: GraftStream, name: str, file: str, ledger: Ledger) -> None:
     """Raise unless the model has this parameter in the graft's shape and format."""
     shape, dtype = graft.scope.shapes[name], graft.formats[name]
     if name not in source.shapes:
         raise WrongBase(f"{file} changes {name}, which {source.path} does not have; it was made for {_made_for(graft)}")
-    if source.shapes[name] != shape:
+    if own_shape(source, ledger, name) != shape:
         raise WrongBase(
             f"{name} is {list(source.shapes[name])} in {source.path}, {list(shape)} in {file}, "
             f"which was made for {_made_for(graft)}"

@@ -114,7 +114,10 @@ def upload(
     g, file = graft_of(graft), hub.file or GRAFT
     if not file.endswith(".safetensors"):
         raise InputError(f"{hub}: a graft's file is called *.safetensors, found {file}")
-    LOG.info("uploading %s entries to %s", f"{len(g):,}", hub.name)
+    seen, under = "private" if private else "public", f"licence {licence}" if licence else "no licence stated"
+    LOG.info(
+        "uploading %s (%s entries) and its card to %s: %s if it is new, %s", file, f"{len(g):,}", hub.name, seen, under
+    )
 
     def send(library: Any) -> str:
         with tempfile.TemporaryDirectory(prefix="skillgraft-upload-") as room:

@@ -25,6 +25,7 @@ from skillgraft.values.graft import Graft
 from skillgraft.values.info import versions
 from skillgraft.values.permitted import key_problem, prefix_problem
 from skillgraft.values.stream import GraftStream
+from skillgraft.values.tails import tail_of, vocabulary_size
 
 LEDGER = "skillgraft.json"
 UNDO = "skillgraft.undo"
@@ -164,6 +165,8 @@ def _checked(ledger: Ledger) -> Ledger:
     chats = ledger.base_chat
     if not isinstance(chats, dict) or not all(isinstance(text, str) for text in (*chats, *chats.values())):
         raise ValueError("base_chat must hold texts")
+    for text in chats.values():
+        text.encode("latin-1")  # a file's bytes, one by one
     for layer in ledger.applied:
         check_chat(layer.chat, LEDGER)
     if ledger.base_config and not isinstance(json.loads(ledger.base_config), dict):
@@ -200,7 +203,8 @@ CARD, BASE_CARD = "README.md", "README.base.md"
 
 def changes_architecture(graft: Graft | GraftStream) -> bool:
     """Whether a graft brings heads, takes tensors away or renames the body, so that the config must follow."""
-    return bool(graft.heads or "prefix" in graft.info or "removed" in graft.info)
+    heads = any(tail_of(name) is None for name in graft.heads)
+    return bool(heads or "prefix" in graft.info or "removed" in graft.info)
 
 
 def settings_of(graft: Graft | GraftStream) -> dict[str, Any]:
@@ -208,6 +212,8 @@ def settings_of(graft: Graft | GraftStream) -> dict[str, Any]:
     settings = dict(graft.info.get("config", {}))
     if changes_architecture(graft):
         settings |= {key: graft.info[key] for key in ("architectures", "id2label") if key in graft.info}
+    size = vocabulary_size(graft.heads)
+    settings |= {"vocab_size": size} if size is not None else {}
     if not key_problem("id2label", settings.get("id2label")):
         settings["label2id"] = {label: int(key) for key, label in settings["id2label"].items()}
     return settings

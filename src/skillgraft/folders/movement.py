@@ -8,7 +8,9 @@ the second starts with nearly the right threshold: memory follows the budget, ne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,13 +20,15 @@ from skillgraft.errors import InputError
 from skillgraft.folders.checkpoint import Tensors, chunks
 from skillgraft.values.numbers import Array, widen
 from skillgraft.values.region import Region, Scope
+from skillgraft.values.threads import THREADS, SharedProgress, ahead, together
+from skillgraft.values.topmost import BUCKETS as BUCKETS
+from skillgraft.values.topmost import bucket_of, topmost
 
 Progress = Callable[[int, int], None]
 Floats = npt.NDArray[np.float64]
 # Small enough for two inputs and the difference to stay in a core's cache, large enough to drown numpy's call overhead.
 _BLOCK = 128 * 1024
 _ONE_PASS_BUDGET = 4_000_000
-BUCKETS = 1 << 16
 
 
 def silent(done: int, total: int) -> None:
@@ -61,26 +65,43 @@ def most_moved(base: Tensors, tuned: Tensors, scope: Scope, count: int, *, progr
     count = count_of(scope, entries=count)
     threshold = _first_threshold(base, tuned, scope, count) if count > _ONE_PASS_BUDGET else 0.0
     names = sorted(scope.shapes)
-    kept = _Topmost(count, threshold)
-    done, size = 0, scope.size
-    for number, name in enumerate(names):
-        try:
-            for low, before, after in blocks(base, tuned, name):
-                kept.offer(number, low, before, after)
-        except InputError as error:
-            raise error.within(name) from None
-        done += math.prod(scope.shapes[name])
-        progress(done, size)
-    numbers, indices = kept.result()
+    stretches = deque(
+        (number, low, high)
+        for number, name in enumerate(names)
+        for low, high in chunks(math.prod(scope.shapes[name]), base.dtypes[name].itemsize)
+    )
+    tally = SharedProgress(progress, scope.size)
+
+    def collect(kept: _Topmost) -> _Topmost:
+        """Whichever thread is free takes the next stretch, so each of them sees its own in order."""
+        while stretches:
+            with suppress(IndexError):  # the other one took the last
+                number, low, high = stretches.popleft()
+                try:
+                    for place, before, after in _blocks(base, tuned, names[number], low, high):
+                        kept.offer(number, place, before, after)
+                except InputError as error:
+                    stretches.clear()
+                    raise error.within(names[number]) from None
+                tally.add(high - low)
+        kept.shrink()
+        return kept
+
+    found = together(collect, [_Topmost(count, threshold) for _ in range(THREADS)])
+    numbers, indices = _Topmost.of(count, found).result()
     return Region(scope, {name: np.sort(indices[numbers == number]) for number, name in enumerate(names)})
 
 
 def blocks(base: Tensors, tuned: Tensors, name: str) -> Iterator[tuple[int, Array, Array]]:
     """(first index, base's numbers, tuned's numbers) of each stretch of a tensor, small enough for a core's cache."""
     for low, high in chunks(math.prod(base.shapes[name]), base.dtypes[name].itemsize):
-        before, after = base.flat(name, low, high), tuned.flat(name, low, high)
-        for place in range(0, high - low, _BLOCK):
-            yield low + place, before[place : place + _BLOCK], after[place : place + _BLOCK]
+        yield from _blocks(base, tuned, name, low, high)
+
+
+def _blocks(base: Tensors, tuned: Tensors, name: str, low: int, high: int) -> Iterator[tuple[int, Array, Array]]:
+    before, after = base.flat(name, low, high), tuned.flat(name, low, high)
+    for place in range(0, high - low, _BLOCK):
+        yield low + place, before[place : place + _BLOCK], after[place : place + _BLOCK]
 
 
 class _Topmost:
@@ -92,11 +113,22 @@ class _Topmost:
 
     def __init__(self, count: int, threshold: float) -> None:
         self.count, self.threshold, self.full = count, threshold, False
-        self.movements: list[Floats] = []
-        self.numbers: list[npt.NDArray[np.int32]] = []
-        self.indices: list[npt.NDArray[np.int64]] = []
+        self.movements: list[Floats] = [np.empty(0)]
+        self.numbers: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]
+        self.indices: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
         self.held = 0
         self.room = 2 * count + 4 * _BLOCK
+
+    @classmethod
+    def of(cls, count: int, parts: Sequence[_Topmost]) -> _Topmost:
+        """What several collections of different entries hold, in name and index order."""
+        whole = cls(count, 0.0)
+        numbers = np.concatenate([each for part in parts for each in part.numbers])
+        indices = np.concatenate([each for part in parts for each in part.indices])
+        movements = np.concatenate([each for part in parts for each in part.movements])
+        order = np.lexsort((indices, numbers))
+        whole.numbers, whole.indices, whole.movements = [numbers[order]], [indices[order]], [movements[order]]
+        return whole
 
     def offer(self, number: int, low: int, before: Array, after: Array) -> None:
         movement = movement_of(before, after)
@@ -124,7 +156,7 @@ class _Topmost:
         movements = np.concatenate(self.movements)
         numbers, indices = np.concatenate(self.numbers), np.concatenate(self.indices)
         if len(movements) > self.count:
-            kept = _topmost(movements, self.count)
+            kept = topmost(movements, self.count)
             movements, numbers, indices = movements[kept], numbers[kept], indices[kept]
             self.threshold, self.full = float(movements.min()), True
         self.movements, self.numbers, self.indices, self.held = [movements], [numbers], [indices], len(movements)
@@ -159,23 +191,19 @@ def leading_bits(movement: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint
     return found
 
 
-def _topmost(movements: Floats, count: int) -> npt.NDArray[np.bool_]:
-    """Which `count` to keep. Candidates are in name and index order, so of equal ones the first stay."""
-    edge = np.partition(movements, len(movements) - count)[len(movements) - count]
-    kept: npt.NDArray[np.bool_] = movements > edge
-    ties = np.flatnonzero(movements == edge)
-    kept[ties[: count - int(kept.sum())]] = True
-    return kept
-
-
 def _first_threshold(base: Tensors, tuned: Tensors, scope: Scope, count: int) -> float:
     """A movement that at least `count` entries reach, close below the right one: its leading 16 bits are counted."""
-    tally = np.zeros(BUCKETS, np.int64)
-    for name in scope.shapes:
+
+    def counted(name: str) -> npt.NDArray[np.int64]:
+        tally = np.zeros(BUCKETS, np.int64)
         for _, before, after in blocks(base, tuned, name):
             tally += np.bincount(leading_bits(movement_of(before, after)), minlength=BUCKETS)
-    reached = np.cumsum(tally[::-1])[::-1] >= count
-    leading = int(np.flatnonzero(reached)[-1])
+        return tally
+
+    found = np.zeros(BUCKETS, np.int64)
+    for tally in ahead(counted, scope.shapes):
+        found += tally
+    leading, _ = bucket_of(found, count)
     # float64 movements were rounded, perhaps up to this bound: the number below it is one that they surely reach.
     bound = np.array([leading << 16], np.uint32).view(np.float32)[0]
     return float(np.nextafter(bound, np.float32(0)))

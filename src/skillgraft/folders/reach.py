@@ -18,11 +18,13 @@ from typing import Any
 from skillgraft.errors import InputError, listed
 from skillgraft.folders.checkpoint import Checkpoint, renamed
 from skillgraft.folders.ledger import settings_of
+from skillgraft.folders.tokens import tokens_of
 from skillgraft.values.graft import Graft
 from skillgraft.values.names import body_prefix
 from skillgraft.values.numbers import Array, is_float
-from skillgraft.values.permitted import key_problem, prefix_problem, removal_problem, whole_problem
+from skillgraft.values.permitted import key_problem, prefix_problem, removal_problem, tail_problem, whole_problem
 from skillgraft.values.stream import GraftStream
+from skillgraft.values.tails import Tail, tail_of, tails_of, vocabulary_size
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,20 @@ class Reach:
     """Whole tensors that a graft replaces, adds or takes away, and the keys of config.json that it sets."""
 
     replaced: tuple[str, ...] = ()
+    appended: tuple[str, ...] = ()  # tails: rows after a tensor's last
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     chat: tuple[str, ...] = ()  # "template", and keys of generation_config.json
 
     def __bool__(self) -> bool:
-        return bool(self.replaced or self.added or self.removed or self.config or self.chat)
+        return bool(self.replaced or self.appended or self.added or self.removed or self.config or self.chat)
 
     def lines(self) -> list[str]:
         """A line for each kind of change that there is."""
         named = {"replaces": self.replaced, "adds": self.added, "takes away": self.removed}
         lines = [f"{verb} whole: {listed(names, most=20)}" for verb, names in named.items() if names]
+        lines += [f"appends rows: {listed(self.appended, most=20)}"] if self.appended else []
         keys = {"sets in config.json": sorted(self.config), "sets of the chat": sorted(self.chat)}
         return [*lines, *(f"{what}: {listed(found, most=20)}" for what, found in keys.items() if found)]
 
@@ -51,7 +55,8 @@ def reach(source: Checkpoint, graft: Graft | GraftStream) -> Reach:
     held = source.places.keys()
     return Reach(
         tuple(name for name in graft.heads if name in held),
-        tuple(name for name in graft.heads if name not in held),
+        tuple(name for name in graft.heads if tail_of(name)),
+        tuple(name for name in graft.heads if name not in held and not tail_of(name)),
         tuple(sorted({*graft.info.get("removed", [])} & held - graft.heads.keys())),
         {
             key: value
@@ -63,12 +68,14 @@ def reach(source: Checkpoint, graft: Graft | GraftStream) -> Reach:
 
 
 def _of_chat(graft: Graft | GraftStream) -> tuple[str, ...]:
-    """What the graft brings of a chat: its template, and keys of generation_config.json."""
+    """What the graft brings of a chat: its template, keys of generation_config.json, new tokens and their roles."""
     chat = graft.info.get("chat", {})
     stops = chat.get("generation", {})
     return (
         *(["template"] if "template" in chat else []),
         *(sorted(map(str, stops)) if isinstance(stops, dict) else []),
+        *(["tokens"] if "tokens" in chat else []),
+        *(["roles"] if "roles" in chat else []),
     )
 
 
@@ -76,27 +83,34 @@ def in_words(graft: Graft | GraftStream) -> list[str]:
     """What the graft would change in a model and what it cannot, for a person who does not know its maker."""
     counts = graft.region.sites if isinstance(graft, Graft) else graft.counts
     sites = f"{len(graft):,} entries of {len(counts)} tensors" if len(graft) else "no entry of any tensor"
-    heads = [f"{name} {list(head.shape)}" for name, head in graft.heads.items()]
+    heads = [f"{name} {list(head.shape)}" for name, head in graft.heads.items() if not tail_of(name)]
+    tails = [
+        f"{len(rows)} to {tail.tensor}, after row {tail.first - 1}" for tail, rows in tails_of(graft.heads).items()
+    ]
+    tokens = tokens_of(graft.info.get("chat", {}))
     prefix = f"names that begin with {graft.info.text('prefix')!r}" if graft.info.text("prefix") else ""
     kinds = {
         "bring whole": heads,
+        "append rows": tails,
+        "add tokens": [repr(token["content"])[:40] for token in tokens],
         "take away, where the model has them": sorted(map(str, graft.info.get("removed", []))),
         "set in config.json": [f"{key} = {reprlib.repr(value)}" for key, value in sorted(settings_of(graft).items())],
         "give the body": [prefix] if prefix else [],
         "set of the chat": list(_of_chat(graft)),
     }
     would = [f"would {verb}: {listed(found, most=20)}" for verb, found in kinds.items() if found]
+    tokenizer = "a token that the base has" if tokens else "the tokenizer"
+    sandbox = " outside the sandbox that chat templates run in" if "template" in _of_chat(graft) else ""
     cannot = (
-        "cannot: run code, touch another tensor, another key of config.json, the tokenizer or any file outside the copy"
+        f"cannot: run code{sandbox}, touch another tensor, another key of config.json, {tokenizer} "
+        "or any file outside the copy"
     )
     return [f"would change: {sites}", *would, *_refusals(graft), cannot]
 
 
 def _refusals(graft: Graft | GraftStream) -> list[str]:
     """Why apply will refuse the graft whatever the model is, if it will."""
-    heads = (
-        (name, whole_problem(name, held=False, whole_numbers=not is_float(h.dtype))) for name, h in graft.heads.items()
-    )
+    heads = ((name, _named_problem(name, head)) for name, head in graft.heads.items())
     keys = ((key, key_problem(key, value)) for key, value in settings_of(graft).items())
     prefix = graft.info.text("prefix")
     found = [
@@ -105,11 +119,20 @@ def _refusals(graft: Graft | GraftStream) -> list[str]:
     return [f"apply refuses it: {listed(found)}"] if found else []
 
 
+def _named_problem(name: str, head: Array) -> str:
+    """Why no model may get this head, or ""."""
+    tail = tail_of(name)
+    return (
+        tail_problem(tail.tensor) if tail else whole_problem(name, held=False, whole_numbers=not is_float(head.dtype))
+    )
+
+
 def joined(every: Iterable[Reach]) -> Reach:
     """What several grafts change together."""
     found = list(every)
     return Reach(
         tuple(sorted({name for one in found for name in one.replaced})),
+        tuple(sorted({name for one in found for name in one.appended})),
         tuple(sorted({name for one in found for name in one.added})),
         tuple(sorted({name for one in found for name in one.removed})),
         {key: value for one in found for key, value in one.config.items()},
@@ -119,8 +142,9 @@ def joined(every: Iterable[Reach]) -> Reach:
 
 def refuse_unpermitted(source: Checkpoint, graft: Graft | GraftStream, *, file: str) -> None:
     """Raise if the graft would change what no graft may change: metadata has no power beside the closed lists."""
+    refuse_other_tails(source, graft, file=file)
     for name, head in graft.heads.items():
-        if problem := _head_problem(source, name, head):
+        if tail_of(name) is None and (problem := _head_problem(source, name, head)):
             verb = "replace" if name in source.places else "add"
             raise InputError(f"{file} would {verb} {name!r:.200} whole, which {problem}; a graft may bring heads alone")
     for name in graft.info.get("removed", []):
@@ -139,6 +163,56 @@ def refuse_unpermitted(source: Checkpoint, graft: Graft | GraftStream, *, file: 
         raise InputError(
             f"{file} would begin the names of the body with {graft.info.text('prefix')!r:.200}, which {problem}"
         )
+
+
+def refuse_other_tails(source: Checkpoint, graft: Graft | GraftStream, *, file: str) -> None:
+    """Raise unless the graft's new rows fit the model, all of one number, and make the size true that its config would say."""
+    tails, size = tails_of(graft.heads), vocabulary_size(graft.heads)
+    stated = graft.info.get("config", {}).get("vocab_size", size)
+    if stated != size:
+        found = f"they make {size}, not {stated!r:.40}" if size else "it brings none"
+        raise InputError(f"{file} would set 'vocab_size' in config.json, which must be what its new rows make: {found}")
+    for tail, rows in tails.items():
+        if problem := _tail_problem(source, tail, rows):
+            raise InputError(f"{file} would append rows to {tail.tensor!r:.200}, which {problem}")
+        if tail.first + len(rows) != size:
+            raise InputError(
+                f"{file} would give {listed([t.tensor for t in tails])} different numbers of rows; a vocabulary has one size"
+            )
+    grown, before = {tail.tensor for tail in tails}, source.config.get("vocab_size")
+    short = [
+        name for name in _vocabularies(source, before) if name not in grown and source.twins.get(name) not in grown
+    ]
+    if tails and short:
+        raise InputError(
+            f"{file} appends rows to {listed(sorted(grown))}, but none to {listed(short)}: all must have as many"
+        )
+
+
+def _vocabularies(source: Checkpoint, size: Any) -> list[str]:
+    """The model's tensors with a row for each token."""
+    return [name for name, shape in source.shapes.items() if shape[:1] == (size,) and not tail_problem(name)]
+
+
+def _tail_problem(source: Checkpoint, tail: Tail, rows: Array) -> str:
+    """Why this model may not get these rows, or ""."""
+    name, stated = tail.tensor, source.config.get("vocab_size")
+    if problem := tail_problem(name):
+        return problem
+    if name not in source.places:
+        return f"{source.path} does not have"
+    shape = source.shapes[name]
+    if rows.ndim != len(shape) or rows.shape[1:] != shape[1:] or not len(rows):
+        return f"has the shape {list(shape)} in {source.path}; the rows have {list(rows.shape)}"
+    if rows.dtype != source.dtypes[name]:
+        return f"holds {source.dtypes[name]} numbers in {source.path}; the rows hold {rows.dtype}"
+    if shape[0] != tail.first:
+        return (
+            f"has {shape[0]} rows in {source.path}; the new ones are to follow row {tail.first - 1}: of another base?"
+        )
+    if stated != tail.first:
+        return f"has {tail.first} rows, while config.json of {source.path} says vocab_size {stated!r:.40}"
+    return ""
 
 
 def _head_problem(source: Checkpoint, name: str, head: Array) -> str:

@@ -11,14 +11,15 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from skillgraft.files import system
 from skillgraft.files.regular import opened
 from skillgraft.files.tensors import Entry, TensorFile, copy_range, header_bytes, layout_of, windows, write_at
 from skillgraft.folders.beside import copy_file, narrow, travelling_files
@@ -29,10 +30,10 @@ from skillgraft.folders.weight_files import INDEX, other_weights
 from skillgraft.values.numbers import TAGS, Array, bits
 from skillgraft.values.region import Indices
 from skillgraft.values.stream import Stretch
+from skillgraft.values.threads import SharedProgress, together
 
 _WINDOW = 1024 * 1024  # entries that are copied at a time
 _DENSE = 8  # a tensor is written anew where at least one in so many of its entries changes
-_THREADS = 2  # more only get into each other's way on a busy machine: the work is moving bytes
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,24 @@ class NewNumbers:
 class Edit:
     """What to change. `prefix` is the body's prefix in the copy; `add` has the names of the copy, the rest prefix-free ones.
 
-    `layouts` has the headers that files of the copy are to have, where the base's own come back.
+    `rows` says how many rows a tensor has in the copy: it loses its last ones, or gets those of `tails`. `layouts` has the
+    headers that files of the copy are to have, where the base's own come back.
     """
 
     prefix: str
     numbers: Mapping[str, NewNumbers] = field(default_factory=dict)
     add: Mapping[str, Array] = field(default_factory=dict)
     drop: frozenset[str] = frozenset()
+    rows: Mapping[str, int] = field(default_factory=dict)
+    tails: Mapping[str, Array] = field(default_factory=dict)
     layouts: Mapping[str, str] = field(default_factory=dict)
+
+    def sized(self, name: str, entry: Entry) -> Entry:
+        """A tensor's entry with as many rows as it has in the copy."""
+        if name not in self.rows:
+            return entry
+        shape = (self.rows[name], *entry.shape[1:])
+        return replace(entry, shape=shape, nbytes=math.prod(shape) * entry.dtype.itemsize)
 
 
 @dataclass(frozen=True)
@@ -100,21 +111,14 @@ def _copy_files(
     source: Checkpoint, target: Path, edit: Edit, layouts: Mapping[str, _Layout], progress: Progress
 ) -> None:
     """Copy every weight file with its changes."""
-    size, done = sum(math.prod(source.shapes[name]) for name in edit.numbers), 0
-    with ThreadPoolExecutor(max_workers=_THREADS) as pool:
-        jobs = [pool.submit(_copy_rest, target / name, layout, edit) for name, layout in layouts.items()]
-        jobs += [
-            pool.submit(_write_dense, source, target / file, name, layout.kept[name].new, edit.numbers[name])
-            for file, layout in layouts.items()
-            for name in layout.dense
-        ]
-        try:
-            for job in as_completed(jobs):
-                done += job.result()
-                progress(done, size)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    tally = SharedProgress(progress, sum(math.prod(source.shapes[name]) for name in edit.numbers))
+    jobs = [partial(_copy_rest, target / name, layout, edit) for name, layout in layouts.items()]
+    jobs += [
+        partial(_write_dense, source, target / file, name, layout.kept[name].new, edit.numbers[name])
+        for file, layout in layouts.items()
+        for name in layout.dense
+    ]
+    together(lambda job: tally.add(job()), jobs)
     for name in layouts:
         narrow(target / name, like=source.path / name)
 
@@ -126,6 +130,11 @@ class _Kept:
     file: TensorFile
     old: Entry
     new: Entry
+
+    @property
+    def stays(self) -> int:
+        """How many of its bytes are in both."""
+        return min(self.old.nbytes, self.new.nbytes)
 
 
 @dataclass(frozen=True)
@@ -152,14 +161,15 @@ def _laid_out(source: Checkpoint, file: TensorFile, edit: Edit) -> _Layout:
     layout = edit.layouts.get(file.path.name)
     if layout is not None:
         return _restored(source, file, edit, layout)
-    if len(kept) == len(old) and not add and source.prefix == edit.prefix:
+    if len(kept) == len(old) and not add and source.prefix == edit.prefix and not edit.rows.keys() & kept.keys():
         with opened(file.path) as content:
             header = content.read(file.data_start)
         return _with_dense(header, {name: _Kept(file, entry, entry) for name, entry in kept.items()}, {}, edit, None)
     entries, position = [], 0
-    for entry in kept.values():
-        entries.append(replace(entry, name=renamed(entry.name, source.prefix, edit.prefix), start=position))
-        position += entry.nbytes
+    for name, entry in kept.items():
+        sized = edit.sized(name, entry)
+        entries.append(replace(sized, name=renamed(entry.name, source.prefix, edit.prefix), start=position))
+        position += sized.nbytes
     for name, array in add.items():
         entries.append(Entry(name, TAGS[array.dtype], array.shape, position, array.nbytes))
         position += array.nbytes
@@ -199,7 +209,7 @@ def _is_dense(numbers: NewNumbers, entry: Entry) -> bool:
 def fits_layout(source: Checkpoint, edit: Edit) -> bool:
     """Whether the edit's layouts have a place for each tensor of their files and for each that is added, and no other place."""
     held = {
-        renamed(place.raw, source.prefix, edit.prefix): (entry.tag, entry.shape)
+        renamed(place.raw, source.prefix, edit.prefix): (entry.tag, edit.sized(name, entry).shape)
         for name, place in source.places.items()
         if name not in edit.drop and place.file.path.name in edit.layouts
         for entry in [place.file.entries[place.raw]]
@@ -218,7 +228,9 @@ def _copy_rest(target: Path, layout: _Layout, edit: Edit) -> int:
             with opened(file.path) as old:
                 copy_range(old, new, start, count, place)
         for name, entry in layout.added.items():
-            write_at(new, np.ascontiguousarray(edit.add[name].reshape(-1)).view(np.uint8).data, entry.start)
+            _write_whole(new, edit.add[name], entry.start)
+        for name in edit.tails.keys() & layout.kept.keys():
+            _write_whole(new, edit.tails[name], layout.kept[name].new.start + layout.kept[name].old.nbytes)
         patched = layout.kept.keys() & edit.numbers.keys() - layout.dense
         for name in patched:
             for source in edit.numbers[name].sources:
@@ -227,10 +239,14 @@ def _copy_rest(target: Path, layout: _Layout, edit: Edit) -> int:
     return sum(layout.kept[name].new.size for name in patched)
 
 
+def _write_whole(descriptor: int, numbers: Array, place: int) -> None:
+    write_at(descriptor, np.ascontiguousarray(numbers.reshape(-1)).view(np.uint8).data, place)
+
+
 @contextmanager
 def _for_writing(path: Path, size: int = 0) -> Iterator[int]:
     """A file's descriptor; several threads may write to one file, and whoever comes first makes it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, system.flags("O_RDWR", "O_CREAT", "O_CLOEXEC"), 0o666)
     try:
         if size:
             os.ftruncate(descriptor, size)
@@ -252,7 +268,7 @@ def _write_dense(source: Checkpoint, target: Path, name: str, entry: Entry, numb
                 fresh = whole
             write_at(new, np.ascontiguousarray(fresh).view(np.uint8).data, entry.start + stretch.low * width)
             done = stretch.high
-        _write_old(source, name, new, entry, done, entry.size)
+        _write_old(source, name, new, entry, done, min(entry.size, math.prod(source.shapes[name])))
     return entry.size
 
 
@@ -270,10 +286,10 @@ def _stretches(kept: Sequence[_Kept]) -> list[tuple[TensorFile, int, int, int]]:
         if result:
             file, start, place, count = result[-1]
             if file is each.file and (start + count, place + count) == (each.old.start, each.new.start):
-                result[-1] = (file, start, place, count + each.old.nbytes)
+                result[-1] = (file, start, place, count + each.stays)
                 continue
-        if each.old.nbytes:
-            result.append((each.file, each.old.start, each.new.start, each.old.nbytes))
+        if each.stays:
+            result.append((each.file, each.old.start, each.new.start, each.stays))
     return result
 
 
@@ -292,6 +308,6 @@ def _patch(descriptor: int, entry: Entry, at: Indices, numbers: Array) -> None:
         if last - first == high - low - 1:
             write_at(descriptor, data[low * size : high * size], place)
         else:
-            window = np.frombuffer(bytearray(os.pread(descriptor, (last + 1 - first) * size, place)), entry.dtype)
+            window = np.frombuffer(bytearray(system.read_at(descriptor, (last + 1 - first) * size, place)), entry.dtype)
             window[at[low:high] - first] = numbers[low:high]
             write_at(descriptor, window.view(np.uint8).data, place)

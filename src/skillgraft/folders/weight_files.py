@@ -7,6 +7,7 @@ elsewhere.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -93,7 +94,7 @@ def _indexed_files(folder: Path, index: Path) -> tuple[TensorFile, ...]:
     odd = [name for name in names if Path(name).name != name]
     if odd:
         raise FormatError(f"{index}: {listed(odd)} are not plain file names beside it")
-    missing = [name for name in names if not (folder / name).is_file()]
+    missing = [name for name in names if not os.path.isfile(folder / name)]  # False, too, for a name that is too long
     if missing:
         raise InputError(f"{folder}: the index names {listed(missing)}, which are not there; is the download complete?")
     files = tuple(TensorFile.open(folder / name) for name in names)

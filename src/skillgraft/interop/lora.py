@@ -1,17 +1,20 @@
 """A graft as a PEFT LoRA adapter whose B · A is float32(after − before), bit for bit.
 
-Alpha equals the rank in every module, so that the scaling is 1. Merged by PEFT, before + delta rounds back to `after` at nearly
-every site; how many differ is counted. Heads travel whole, as `modules_to_save`. vLLM takes the folder as it is, where no heads
-are in it and the rank is at most 512.
+Alpha equals the rank in every module, so that the scaling is 1. Merged by PEFT, before + delta rounds back to `after` at most
+sites; how many differ is counted. A second adapter, the remainder, holds what is missing there: merged after the first, it gives
+`after` everywhere. Heads travel whole, as `modules_to_save`. vLLM takes the folder as it is, where no heads are in it and the
+rank is at most 512.
 
     export_lora("skill.safetensors", "BASE", "adapter")                       # refused if the rank exceeds max_rank
     export_lora("skill.safetensors", "BASE", "adapter", drop=True, max_rank=64)
+    export_lora("skill.safetensors", "BASE", "adapter", remainder=True)       # and adapter/remainder, if a merge needs it
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,36 +26,50 @@ from skillgraft.values.info import versions
 from skillgraft.values.numbers import Array
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+REMAINDER = "remainder"  # an adapter of that name, in the folder where PEFT itself keeps a second one
 ROOT = "base_model.model."  # what PEFT puts in front of the names of the model that it wraps
 
 
 def export_lora(
-    graft: GraftLike, base: str | Path, out: str | Path, *, drop: bool = False, max_rank: int | None = None
-) -> Adapter:
+    graft: GraftLike, base: str | Path, out: str | Path, *, drop: bool = False, max_rank: int | None = None,
+    remainder: bool = False,
+) -> Adapter:  # fmt: skip
     """Write the graft as a PEFT adapter folder of its base.
 
     `drop` leaves out what has no LoRA form, and what a rank above `max_rank` would need: there the lines that hold the most of
-    ‖delta‖² stay.
+    ‖delta‖² stay. `remainder` writes the second adapter that makes a merge exact, into the folder `remainder` of `out`.
     """
     atomic.check_target(Path(out))
     form = LowRankForm.of(graft_of(graft), base, drop=drop, max_rank=max_rank)
+    rest = form.remainder if remainder else None
+    with atomic.new_folder(Path(out)) as temporary:
+        _write(temporary, form)
+        if rest:
+            _write(temporary / REMAINDER, rest)
+    made = Adapter.written(Path(out), form.parts, form)
+    if not rest:
+        return made
+    mended = sum(int((~delta.misses).sum()) for delta in rest.parts.deltas)
+    return replace(made, rounded=made.rounded - mended, remainder_rank=max(rest.ranks.values()))
+
+
+def _write(folder: Path, form: LowRankForm) -> None:
     tensors: dict[str, Array] = {}
     for module, a, b in form.factors():
         tensors |= {f"{ROOT}{module.path}.lora_A.weight": a, f"{ROOT}{module.path}.lora_B.weight": b}
-    write_adapter(Path(out), form.parts, tensors, {"peft_type": "LORA", **_settings(form)})
-    return Adapter.written(Path(out), form.parts, form)
+    write_adapter(folder, form.parts, tensors, {"peft_type": "LORA", **_settings(form)})
 
 
 def write_adapter(
     folder: Path, parts: AdapterDeltas, tensors: Mapping[str, Array], settings: Mapping[str, Any]
 ) -> None:
-    """An adapter folder, complete or not at all: its tensors with the graft's heads, and adapter_config.json."""
+    """The files of an adapter folder: its tensors with the graft's heads, and adapter_config.json."""
     every = {**tensors, **{ROOT + name: head for name, head in parts.heads.items()}}
     whole = {"peft_version": versions().get("peft"), **parts.modules.settings(parts.graft.heads), **settings}
     made = {"format": "pt", "graft": parts.graft.digest, "base_fingerprint": parts.graft.base_fingerprint}
-    with atomic.new_folder(folder) as temporary:
-        tensor_file.write(temporary / WEIGHTS, every, made)
-        (temporary / CONFIG).write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    folder.mkdir(exist_ok=True)
+    tensor_file.write(folder / WEIGHTS, every, made)
+    (folder / CONFIG).write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _settings(form: LowRankForm) -> dict[str, Any]:

@@ -27,28 +27,48 @@ from skillgraft.values.region import Indices, Shape
 
 @dataclass(frozen=True, eq=False)
 class MatrixDelta:
-    """A graft's change of one matrix: float32(after − before) at its entries, and whether adding it misses `after`."""
+    """A graft's change of one matrix: float32(after − before) at its entries, and the number that adding it lands on.
+
+    Where a change is larger than the number that it leads to, it may miss `after`. No other float32 number would then land there,
+    unless `after` is a power of two: rounding is monotone, and this one is nearest.
+    """
 
     name: str
     shape: Shape
     at: Indices
     numbers: Array
-    misses: Array
+    landed: Array
+    after: Array
 
     @classmethod
     def of(cls, graft: Graft, name: str) -> MatrixDelta:
         """The entries whose number changes (0.0 and -0.0 are one number here)."""
-        before, after = graft.before[name], graft.written(name)
+        shape = graft.region.scope.shapes[name]
+        return cls.between(name, shape, graft.region.sites[name], graft.before[name], graft.written(name))
+
+    @classmethod
+    def between(cls, name: str, shape: Shape, at: Indices, before: Array, after: Array) -> MatrixDelta:
+        """What leads from one row of numbers to the other."""
         double = before.dtype == np.float64
         old, new = (before, after) if double else (widen(before), widen(after))
         with np.errstate(over="ignore"):
             numbers = (new - old).astype(np.float32)
         if not all_finite(numbers):
             raise InputError(f"{name}: the change overflows float32, so no adapter can hold it")
-        misses = bits(round_once((old + numbers).astype(np.float64), before.dtype)) != bits(after)
+        landed = round_once((old + numbers).astype(np.float64), before.dtype)
         moved = numbers != 0
-        shape = graft.region.scope.shapes[name]
-        return cls(name, shape, graft.region.sites[name][moved], numbers[moved], misses[moved])
+        return cls(name, shape, at[moved], numbers[moved], landed[moved], after[moved])
+
+    @property
+    def misses(self) -> Array:
+        """Where adding the change does not give `after`."""
+        return np.not_equal(bits(self.landed), bits(self.after))
+
+    @property
+    def remainder(self) -> MatrixDelta:
+        """What is still missing there. It is exact: added to what the change landed on, it gives `after`."""
+        at, landed, after = (array[self.misses] for array in (self.at, self.landed, self.after))
+        return self.between(self.name, self.shape, at, landed, after)
 
     @property
     def entries(self) -> tuple[Indices, Indices]:
@@ -63,7 +83,8 @@ class MatrixDelta:
     def on(self, lines: Lines) -> MatrixDelta:
         """What lies on these lines."""
         mask = lines.cover(*self.entries)
-        return replace(self, at=self.at[mask], numbers=self.numbers[mask], misses=self.misses[mask])
+        parts = (array[mask] for array in (self.at, self.numbers, self.landed, self.after))
+        return MatrixDelta(self.name, self.shape, *parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +141,16 @@ class LowRankForm:
         return cls(replace(whole, deltas=kept), lines, beyond, float(share))
 
     @property
+    def remainder(self) -> LowRankForm | None:
+        """What a merge of this form leaves to be added, or None where it misses nothing; its rank is no larger."""
+        found = [delta.remainder for delta in self.parts.deltas if delta.misses.any()]
+        deltas = tuple(delta for delta in found if len(delta.at))
+        if not deltas:
+            return None
+        parts = replace(self.parts, graft=self.parts.graft.without_heads(), deltas=deltas, dropped={})
+        return LowRankForm(parts, tuple(minimum_cover(*delta.entries) for delta in deltas))
+
+    @property
     def ranks(self) -> dict[str, int]:
         """Module → rank."""
         modules = self.parts.modules.linear
@@ -150,7 +181,8 @@ class Adapter:
     """What was written: entries in the adapter, what was dropped and why, and at how many sites a merge misses `after`.
 
     `ranks` are by module; `dropped` counts entries without a form by kind; `beyond_rank` counts those that `max_rank` left out,
-    and `kept_share` is the share of ‖delta‖² that the adapter holds.
+    and `kept_share` is the share of ‖delta‖² that the adapter holds. `rounded` counts the sites that a merge misses: none where
+    the remainder, whose rank is `remainder_rank`, is merged after it.
     """
 
     path: Path
@@ -161,6 +193,7 @@ class Adapter:
     ranks: Mapping[str, int]
     beyond_rank: int = 0
     kept_share: float = 1.0
+    remainder_rank: int = 0
 
     @classmethod
     def written(cls, path: Path, parts: AdapterDeltas, form: LowRankForm | None = None) -> Adapter:

@@ -38,7 +38,8 @@ def export_supertuning(graft: GraftLike, base: str | Path, out: str | Path, *, d
         tensors[f"{stem}values"] = np.append(delta.numbers, np.zeros(room, np.float32))
     modules = sorted(parts.modules.linear[delta.name].path for delta in parts.deltas)
     settings = {"sparsity": sparsity, "save_precomputed_indices": True, "target_modules": modules}
-    write_adapter(Path(out), parts, tensors, {"peft_type": "SUPERTUNING", **settings})
+    with atomic.new_folder(Path(out)) as temporary:
+        write_adapter(temporary, parts, tensors, {"peft_type": "SUPERTUNING", **settings})
     return Adapter.written(Path(out), parts)
 
 

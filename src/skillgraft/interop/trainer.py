@@ -6,8 +6,9 @@
     trainer.train(resume_from_checkpoint=callback.restore("out/checkpoint-500"))
 
 By default the graft is exact: base + graft is the checkpoint's model bit for bit, so that a resumed run computes the same
-numbers. `density` keeps only the entries that moved most, to look at while training goes on. Where PEFT trains an adapter, the
-adapter's file is the small one already: it stays, and only `density` makes a graft of it.
+numbers. Where everything is trained, `pack` compresses it. `density` keeps only the entries that moved most, to look at while
+training goes on. Where PEFT trains an adapter, the adapter's file is the small one already: it stays, and only `density` makes a
+graft of it.
 
 Refused, before the first step: a model of another number format than the base's, `replace` with what needs the model file.
 """
@@ -22,12 +23,13 @@ from typing import Any
 from transformers import TrainerCallback
 
 from skillgraft.errors import InputError
+from skillgraft.files.graft_file import load_info
+from skillgraft.files.graft_stream import save_stream
 from skillgraft.folders.apply import apply
 from skillgraft.folders.checkpoint import Checkpoint
-from skillgraft.folders.extract import extract, is_adapter
+from skillgraft.folders.extract import extracted, is_adapter
 from skillgraft.folders.hub import folder_at
 from skillgraft.folders.weight_files import INDEX, SINGLE
-from skillgraft.values.graft import Graft
 
 GRAFT = "graft.safetensors"
 
@@ -35,10 +37,13 @@ GRAFT = "graft.safetensors"
 class GraftCallback(TrainerCallback):  # type: ignore[misc]
     """Writes graft.safetensors into every checkpoint. `base` is the folder or hub name that the model was loaded from."""
 
-    def __init__(self, base: str | Path, *, replace: bool = False, density: float | None = None) -> None:
-        if replace and density is not None:
-            raise InputError("replace=True needs the whole change: a graft of some density cannot give the model back")
-        self.base, self.replace, self.density = folder_at(base), replace, density
+    def __init__(
+        self, base: str | Path, *, replace: bool = False, pack: bool = False, density: float | None = None
+    ) -> None:
+        if (replace or pack) and density is not None:
+            asked = "replace" if replace else "pack"
+            raise InputError(f"{asked}=True needs the whole change: a graft of some density cannot give the model back")
+        self.base, self.replace, self.pack, self.density = folder_at(base), replace, pack, density
         self.format = str(Checkpoint.open(self.base).format)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -66,10 +71,10 @@ class GraftCallback(TrainerCallback):  # type: ignore[misc]
         if not state.is_world_process_zero or (is_adapter(checkpoint) and self.density is None):
             return
         rounded = self.density is not None
-        graft = extract(self.base, checkpoint, density=self.density, convert=rounded)
-        graft.with_info(recipe={"step": state.global_step, "density": self.density}).save(
-            checkpoint / GRAFT, overwrite=True
-        )
+        graft = extracted(self.base, checkpoint, density=self.density, convert=rounded)
+        graft = graft.with_info(recipe={"step": state.global_step, "density": self.density})
+        (checkpoint / GRAFT).unlink(missing_ok=True)  # of a run that was killed: the model file is newer
+        save_stream(graft, checkpoint / GRAFT, pack=self.pack, proved=graft.check_unchanged)
         if self.replace:
             _remove_weights(checkpoint)
 
@@ -80,13 +85,13 @@ class GraftCallback(TrainerCallback):  # type: ignore[misc]
             raise InputError(f"{folder} has no {GRAFT}; give a checkpoint that GraftCallback has saved")
         if any((folder / name).is_file() for name in (SINGLE, INDEX)):
             return str(folder)
-        graft = Graft.load(folder / GRAFT)
-        if graft.info.get("recipe", {}).get("density"):
+        _, info = load_info(folder / GRAFT)
+        if info.get("recipe", {}).get("density"):
             raise InputError(
                 f"{folder / GRAFT} holds only the entries that moved most, which cannot give the model back"
             )
         with tempfile.TemporaryDirectory(prefix=".restoring-", dir=folder) as room:
-            apply(self.base, graft, out=Path(room) / "model")
+            apply(self.base, folder / GRAFT, out=Path(room) / "model")
             # The index comes last: before that Trainer finds no model, after it a whole one.
             for file in sorted((Path(room) / "model").glob("model*.safetensors*"), key=lambda file: file.name == INDEX):
                 shutil.move(file, folder / file.name)

@@ -21,6 +21,7 @@ from skillgraft.values.graft import Graft
 from skillgraft.values.names import is_lm_head
 from skillgraft.values.numbers import BFLOAT16, Array, bits, is_float
 from skillgraft.values.permitted import whole_problem
+from skillgraft.values.tails import tails_of
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _THROUGH_NUMPY = ("cpu",)  # devices whose memory numpy can reach
@@ -151,6 +152,12 @@ def _check_sites(graft: Graft, slots: Mapping[str, Slot]) -> None:
 
 
 def _check_heads(graft: Graft, slots: Mapping[str, Slot]) -> None:
+    tails = [f"{len(rows)} to {tail.tensor}" for tail, rows in tails_of(graft.heads).items()]
+    if tails:
+        raise InputError(
+            f"the graft appends rows ({listed(tails)}), for which a loaded model has no room: write a folder with "
+            "`skillgraft apply` and load that, or use graft.without_heads()"
+        )
     advice = "load the model with its head, or use graft.without_heads()"
     missing = [name for name in graft.heads if name not in slots]
     if missing:

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from skillgraft.errors import InputError
-from skillgraft.live.row_change import ModuleChange
-from skillgraft.live.row_forms import EMBEDDING, LINEAR, NORM, NOTHING, Entries, RowForms, RowModule
+from skillgraft.live.row_change import added, embedded, layout_for
+from skillgraft.live.row_entries import BatchEntries, EntryLayout
+from skillgraft.live.row_forms import EMBEDDING, NORM, NOTHING, Entries, RowForms, RowModule
 from skillgraft.live.row_skill import RowSkill
 from skillgraft.opening.compat import own_parameters
 
@@ -32,6 +33,11 @@ class OwnMatrix:
 
     rows: Tensor
     entries: Entries
+
+    @classmethod
+    def of(cls, skill: RowSkill | None, rows: list[int], index: int, device: torch.device) -> OwnMatrix:
+        assert skill is not None
+        return cls(torch.tensor(rows, device=device), skill.entries(index))
 
     def written(self, module: RowModule, given: Tensor, output: Tensor, count: int) -> None:
         """Write the output of its rows; `count` rows in all."""
@@ -53,63 +59,91 @@ class OwnMatrix:
         return (changed.t() if module.transposed else changed), shifted
 
 
+@dataclass(frozen=True, eq=False)
+class ModuleChange:
+    """What one module's output of so many tokens a row becomes."""
+
+    tokens: int
+    layout: EntryLayout | None
+    own: list[OwnMatrix]
+
+
 @dataclass(eq=False)
 class RowBatch:
     """What the rows of a batch change; found once, used in every forward pass."""
 
     forms: RowForms
     skills: Sequence[RowSkill | None]
-    _parts: dict[tuple[int, bool], tuple[ModuleChange | None, list[OwnMatrix]]] = field(default_factory=dict)
+    _changes: dict[tuple[int, bool], ModuleChange] = field(default_factory=dict)
+    _entries: dict[bool, BatchEntries] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        held = [skill.counts for skill in self.skills if skill is not None]
-        self.touched: list[bool] = np.any([np.zeros(len(self.forms.modules)), *held], axis=0).tolist()
+        nothing = np.zeros(len(self.forms.modules), np.int64)
+        self._counts = np.stack([nothing if skill is None else skill.counts for skill in self.skills])
+        self.touched: list[bool] = (self._counts.sum(0) > 0).tolist()
+        self._total = int(self._counts.sum())
+        self._every_row = all(skill is not None for skill in self.skills)
 
     def answer(self, index: int, given: Tensor, output: Tensor, per_row: int) -> Tensor:
         """The module's output with every row's own skill; `per_row` rows of the model's batch belong to each of ours."""
         module, rows = self.forms.modules[index], len(self.skills)
-        if module.kind == EMBEDDING and len(given) == 1 < rows * per_row:  # positions, which all rows share
-            given = given.expand(rows * per_row, *given.shape[1:])
-            output = output.expand(rows * per_row, *output.shape[1:])
-        decoding = output.numel() == rows * output.shape[-1]
-        if (index, decoding) not in self._parts:
-            self._parts[index, decoding] = self._divided(index, decoding=decoding)
-        change, own = self._parts[index, decoding]
         if module.kind == EMBEDDING:
-            return output if change is None else change.embedded(given, output, module)
+            return self._embedded(index, given, output, rows * per_row)
         source = given
         if module.kind == NORM:
             source = output if module.unit is None else module.unit(given)
-        output = output.contiguous()
+        if not output.is_contiguous():
+            output = output.contiguous()
         if torch.is_grad_enabled():
             output = output.clone()  # what a graph has seen is not written to
-        if change is not None:
-            output = change.added(source, output)
-        for matrix in own:
+        tokens = output.numel() // (rows * output.shape[-1])
+        change = self._changes.get((index, tokens == 1))
+        if change is None or change.tokens != tokens:
+            change = self._change(index, tokens)
+        if change.layout is not None:
+            output = added(change.layout, source, output, tokens)
+        for matrix in change.own:
             matrix.written(module, given, output, rows)
         return output
 
-    def _divided(self, index: int, *, decoding: bool) -> tuple[ModuleChange | None, list[OwnMatrix]]:
-        """The module's entries of all rows, and apart from them the skills that have too many for that."""
-        module = self.forms.modules[index]
-        most = (_MANY_DECODING if decoding else _MANY) * np.prod(module.shape) if module.kind == LINEAR else np.inf
-        device = own_parameters(module.module)["weight"].device  # type: ignore[union-attr]
-        few: list[tuple[int, Entries]] = []
+    def _embedded(self, index: int, ids: Tensor, output: Tensor, rows: int) -> Tensor:
+        if len(ids) == 1 < rows:  # positions, which all rows share
+            ids, output = ids.expand(rows, *ids.shape[1:]), output.expand(rows, *output.shape[1:])
+        return embedded(self._divided(decoding=False), index, ids, output, self.forms.modules[index])
+
+    def _change(self, index: int, tokens: int) -> ModuleChange:
+        entries = self._divided(decoding=tokens == 1)
+        layout = None
+        if entries.touched[index]:
+            layout = layout_for(entries, index, tokens, every_row=self._every_row).on(self._device(index))
         many: dict[int, list[int]] = {}
-        for row, skill in enumerate(self.skills):
-            if skill is not None and skill.counts[index] > most:
-                many.setdefault(id(skill), []).append(row)
-            elif skill is not None:
-                few.append((row, skill.entries(index)))
-        by_id = {id(skill): skill for skill in self.skills if skill is not None}
-        own = [OwnMatrix(torch.tensor(rows, device=device), by_id[key].entries(index)) for key, rows in many.items()]
-        if not any(len(delta) for _, (_, _, delta) in few):
-            return None, own
-        row_of = np.repeat([row for row, _ in few], [len(delta) for _, (_, _, delta) in few])
-        inputs, outputs = (np.concatenate([entries[which] for _, entries in few]) for which in (0, 1))
-        numbers = np.concatenate([delta for _, (_, _, delta) in few])
-        alike = len(few) == len(self.skills)
-        return ModuleChange(len(self.skills), row_of, inputs, outputs, numbers, device, alike), own
+        for row in self._left_out(entries, index):
+            many.setdefault(id(self.skills[row]), []).append(row)
+        own = [OwnMatrix.of(self.skills[rows[0]], rows, index, self._device(index)) for rows in many.values()]
+        change = self._changes[index, tokens == 1] = ModuleChange(tokens, layout, own)
+        return change
+
+    def _left_out(self, entries: BatchEntries, index: int) -> list[int]:
+        if len(entries.row) == self._total:
+            return []
+        rows: list[int] = np.flatnonzero(self._counts[:, index] > entries.counts[:, index]).tolist()
+        return rows
+
+    def _divided(self, *, decoding: bool) -> BatchEntries:
+        """All rows' entries but those of skills that have too many in a module: they have a matrix of their own there."""
+        if decoding not in self._entries:
+            few = self._counts <= (_MANY_DECODING if decoding else _MANY) * self.forms.sizes
+            other = self._entries.get(not decoding)
+            same = other is not None and np.array_equal(other.counts, self._counts * few)
+            self._entries[decoding] = (
+                other if other and same else BatchEntries.of(self.skills, few, self.forms, self._device(0))
+            )
+        return self._entries[decoding]
+
+    def _device(self, index: int) -> torch.device:
+        weight = own_parameters(self.forms.modules[index].module)["weight"]
+        assert weight is not None
+        return weight.device
 
 
 @dataclass(eq=False)

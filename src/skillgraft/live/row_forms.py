@@ -15,6 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -117,6 +118,18 @@ class RowForms:
             if tensor is not None
         ]
         return (*table_ids(model), *numbers)
+
+    @cached_property
+    def widths(self) -> npt.NDArray[np.int64]:
+        """(2, modules): how many numbers of a token each module reads and gives."""
+        both = [[module.input_width for module in self.modules], [module.output_width for module in self.modules]]
+        return np.array(both, np.int64)
+
+    @cached_property
+    def sizes(self) -> npt.NDArray[np.float64]:
+        """How many entries each module's matrix has; infinite where it is no matrix."""
+        linear = [module.kind == LINEAR for module in self.modules]
+        return np.where(linear, [float(np.prod(module.shape)) for module in self.modules], np.inf)
 
     def owners(self, name: str) -> list[tuple[int, str]]:
         """The modules that a stored tensor is a parameter of: index in `modules`, and the parameter's key there."""

@@ -9,26 +9,24 @@ by itself, once the base is let go: one model is in memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from skillgraft.errors import InputError, WrongBase, listed
 from skillgraft.folders.checkpoint import Checkpoint
-from skillgraft.folders.extract import check_pair, extract, is_adapter
+from skillgraft.folders.extract import check_pair, extract, is_adapter, refuse_new_rows
 from skillgraft.folders.hub import located
 from skillgraft.folders.ledger import LEDGER
 from skillgraft.folders.weight_files import ADAPTER, has_adapters, read_json
 from skillgraft.live.bottleneck import stated_base
-from skillgraft.measure.damage import repaired
-from skillgraft.measure.summary import summary
+from skillgraft.measure.summary import Compared, mean_summary, repaired, summary
 from skillgraft.opening.runtime import Runtime
 from skillgraft.predictions.completions import side_by_side
 from skillgraft.predictions.predictions import AnyPredictions
 from skillgraft.task_model import TaskModel, TaskRows
-from skillgraft.tasks.data import Data, TaskLike, as_task
-from skillgraft.tasks.plain_text import as_rows
+from skillgraft.tasks.data import Data, TaskLike, as_rows, as_task
 from skillgraft.values.graft import Graft, GraftLike, graft_of
 from skillgraft.values.info import FORMATS
 from skillgraft.values.printing import score_table
@@ -58,17 +56,29 @@ class Evaluation:
         return iter(self.predictions)
 
     def summaries(self) -> dict[str, dict[str, Any]]:
-        """Task → model → its `summary`: metrics with intervals, compared with base and with a tuned model."""
+        """Task → model → its `summary`: metrics with intervals, compared with base and with a tuned model.
+
+        Models called `name@seed` (`full@0`, `full@1`, …) are compared with the tuned model of their seed, and have a row of
+        their mean below.
+        """
         return {task: self._summaries(models) for task, models in self.predictions.items()}
 
     def _summaries(self, models: Models) -> dict[str, Any]:
-        base = models.get(BASE)
-        own = [name for name in self.tuned if models[name].made_by.get("tasks") == models[name].task]
-        tuned = models[[*own, *self.tuned][0]] if self.tuned else None
-        return {
-            name: summary(each, base=None if each is base else base, tuned=None if each is tuned else tuned)
-            for name, each in models.items()
+        compared = {name: self._compared(name, models) for name in models}
+        alone = {name: summary(each, base=base, tuned=tuned) for name, (each, base, tuned) in compared.items()}
+        means = {
+            f"{name}, {len(each)} seeds": mean_summary([compared[one] for one in each])
+            for name, each in by_seed(models).items()
         }
+        return {**alone, **means}
+
+    def _compared(self, name: str, models: Models) -> Compared:
+        """A model, with the base and the tuned model that it is compared with: its seed's, this very task's, or the first."""
+        own_task = {each: models[each].made_by.get("tasks") == models[each].task for each in self.tuned}
+        order = sorted(self.tuned, key=lambda each: (not same_seed(each, name), not own_task[each]))
+        base, tuned = models.get(BASE), models[order[0]] if order else None
+        own = models[name]
+        return own, None if base is own else base, None if tuned is own else tuned
 
     def repaired(self) -> dict[str, dict[str, Any]]:
         """Model → what it keeps of tuned's improvement, what it damages, and how much of tuned's damage it gives back."""
@@ -114,6 +124,22 @@ class Evaluation:
             for model, facts in models.items()
         ]
         return pandas.DataFrame(rows).drop(columns="intervals").set_index(["task", "model"])
+
+
+def same_seed(one: str, other: str) -> bool:
+    """Whether both names end with one seed."""
+    seeds = {name.rpartition("@")[2] for name in (one, other) if "@" in name}
+    return len(seeds) == 1 and "@" in one and "@" in other and seeds.pop().isdecimal()
+
+
+def by_seed(names: Iterable[str]) -> dict[str, list[str]]:
+    """The names `name@seed` that belong together, by what stands before the `@`; one seed alone is none."""
+    found: dict[str, list[str]] = {}
+    for each in names:
+        name, sign, seed = each.rpartition("@")
+        if name and sign and seed.isdecimal():
+            found.setdefault(name, []).append(each)
+    return {name: each for name, each in found.items() if len(each) > 1}
 
 
 def _value(found: Any) -> Any:
@@ -219,7 +245,7 @@ def _sorted_out(
 
 def _check_folder(base: Path, folder: Path, *, convert: bool) -> None:
     if not has_adapters(folder):
-        check_pair(base, folder, convert=convert)
+        refuse_new_rows(check_pair(base, folder, convert=convert)[2], folder)
         return
     wanted, found = stated_base(folder / ADAPTER), Checkpoint.open(base).fingerprint
     if wanted and wanted != found:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from skillgraft.errors import InputError
 from skillgraft.measure.metrics import Metric, Tally, metric_named
 from skillgraft.predictions.predictions import AnyPredictions, FloatArray, same_rows
+from skillgraft.values.printing import ENOUGH_SEEDS
 
 # Numbers along axis 0 (one for each tally) → one number; NaN where it is undefined.
 Formula = Callable[[FloatArray], FloatArray]
@@ -147,9 +148,6 @@ def paired(metric: str | Metric, *predictions: AnyPredictions) -> list[Tally]:
     """One tally for each predictions, after checking that they are about the same rows: a group for `estimate`."""
     same_rows(*predictions)
     return [metric_named(metric).tally(each) for each in predictions]
-
-
-ENOUGH_SEEDS = 5
 
 
 @dataclass(frozen=True)

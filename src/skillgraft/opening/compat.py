@@ -134,6 +134,12 @@ def key_value_cache(layers: list[Any], new: Callable[[], Any]) -> Any:
     return type("OwnCache", (cache_class,), own)(layers=[])
 
 
+def encoder_decoder_cache(config: Any) -> Any:
+    """An empty cache of an encoder-decoder: what its decoder has seen of itself, and of the encoder."""
+    own, crossed = (_private("transformers.cache_utils", "DynamicCache")(config=config) for _ in range(2))
+    return _private("transformers.cache_utils", "EncoderDecoderCache")(own, crossed)
+
+
 def _private(module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)

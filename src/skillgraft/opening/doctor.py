@@ -7,6 +7,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from skillgraft.files.system import cores
+
 # Package → what it is used for, and the extra that brings it.
 _USES = {
     "numpy": "everything",
@@ -31,7 +33,7 @@ def examine() -> dict[str, Any]:
         "skillgraft": _version("skillgraft"),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
         "devices": _devices() if packages["torch"][0] else ["cpu"],
         "packages": packages,

@@ -20,6 +20,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from skillgraft.errors import InputError, RunError
+from skillgraft.files.system import cores
 
 RAY = "ray"
 _RETRIES = 5  # of a piece of work whose node died
@@ -171,7 +172,7 @@ def threads_of(jobs: int) -> int:
     """How many threads a step has where so many run side by side."""
     if jobs < 1:
         raise InputError(f"the number of jobs must be at least 1, found {jobs}")
-    return threads_here() if jobs == 1 else max(1, len(os.sched_getaffinity(0)) // jobs)
+    return threads_here() if jobs == 1 else max(1, cores() // jobs)
 
 
 def _begin(threads: int) -> None:

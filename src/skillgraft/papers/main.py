@@ -38,8 +38,9 @@ def reproduce(
     executor: Executor | None = None,
     on_step: OnStep | None = None,
     command: str = "",
+    pdf: bool = False,
 ) -> Result:
-    """Run a recipe and write OUT/NAME.json, NAME.md and its figures."""
+    """Run a recipe and write OUT/NAME.json, NAME.md and its figures; with `pdf` these as PDF too."""
     chosen = recipe(name)
     scope_of(profile.base)  # what is no model folder is refused before any work
     drafts = list(chosen.draft(profile))
@@ -49,7 +50,7 @@ def reproduce(
     sheets = tuple(filled(draft, results, failures) for draft in drafts)
     about = {"recipe": name, "paper": chosen.paper, "profile": _plain(profile)}
     made = {**about, "command": command, "versions": versions()}
-    return written(Result(name, chosen.title, sheets, (*chosen.notes, profile.words), made), Path(out))
+    return written(Result(name, chosen.title, sheets, (*chosen.notes, profile.words), made), Path(out), pdf=pdf)
 
 
 def plan(names: Sequence[str], profile: Profile, *, store: str | Path, jobs: int = 1) -> list[Planned]:
@@ -66,16 +67,16 @@ def _plain(profile: Profile) -> dict[str, Any]:
     return {**asdict(profile), "base": Path(profile.base).name, **tasks}
 
 
-def written(result: Result, folder: Path) -> Result:
+def written(result: Result, folder: Path, *, pdf: bool = False) -> Result:
     """Write FOLDER/NAME.json, NAME.md and figures; gives the result as it was written."""
-    whole = _with_figures(result, folder)
+    whole = _with_figures(result, folder, pdf=pdf)
     save_result(whole, folder / f"{result.name}.json")
     with atomic.new_file(folder / f"{result.name}.md", overwrite=True) as file:
         file.write_text(markdown(whole), encoding="utf-8")
     return whole
 
 
-def _with_figures(result: Result, folder: Path) -> Result:
+def _with_figures(result: Result, folder: Path, *, pdf: bool) -> Result:
     """Draw what is no table; what cannot be drawn is a note.
 
     Hours of measuring must not be lost to a figure, so any failure counts.
@@ -86,7 +87,7 @@ def _with_figures(result: Result, folder: Path) -> Result:
     if not figures.sheets:
         return result
     try:
-        drawn = write_figure(figures, folder / result.name)
+        drawn = write_figure(figures, folder / result.name, pdf=pdf)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return replace(result, notes=(*result.notes, f"No figure was drawn: {reason}"))
@@ -129,10 +130,12 @@ def _tuning(arguments: Arguments) -> float:
 
 
 def _searching(arguments: Arguments) -> float:
-    from skillgraft.regions.methods import STEP_ROWS
+    from skillgraft.regions.methods import METHODS
+    from skillgraft.regions.search import P1_ROWS
 
     data = _data(arguments)
-    most = arguments.get("batch_size") or STEP_ROWS.get(arguments.get("method", ""), 1024)
+    method = METHODS.get(arguments.get("method", "learned"))  # None of a region of the base alone
+    most = arguments.get("batch_size") or (method and method.step_rows) or P1_ROWS
     rows = min(most, data.train_rows or 2 * (data.shots or 512))
     return float(arguments.get("steps", 1) * rows * _length(arguments) * 1.25)
 

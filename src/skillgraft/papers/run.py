@@ -22,8 +22,9 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, unquote
 
-from skillgraft.errors import InputError, RunError, SkillgraftError, listed
+from skillgraft.errors import FormatError, InputError, RunError, SkillgraftError, listed
 from skillgraft.files import atomic, graft_file
+from skillgraft.files.regular import read_text
 from skillgraft.opening.executors import Executor, InProcess, Needs, executor, threads_here
 from skillgraft.papers.steps import Part, Step, digest, in_order, plain, resolved, signature_of
 from skillgraft.predictions.predictions import Predictions
@@ -32,6 +33,7 @@ from skillgraft.values.graft import Graft
 from skillgraft.values.info import versions
 
 MODEL, GRAFT, REGION, FACTS, RECORD = "model", "graft.safetensors", "region.safetensors", "facts.json", "step.json"
+_FACTS_BYTES = 256_000_000
 OnStep = Callable[[Step, int, int], None]  # a step that ended, how many have, of how many
 
 
@@ -75,7 +77,29 @@ def _save_facts(facts: Any, file: Path) -> None:
 
 
 def _load_facts(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"))
+    try:
+        return json.loads(read_text(file, limit=_FACTS_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(file, str(error)) from None
+
+
+def _load_data(file: Path) -> Data:
+    facts = _load_facts(file)
+    try:
+        return Data(**facts)
+    except (TypeError, InputError) as error:
+        raise _damaged(file, f"not the rows of a data set ({error})") from None
+
+
+def _recipe(folder: Path) -> Any:
+    info = graft_file.load_info(folder / GRAFT)[1]
+    if "recipe" not in info:
+        raise _damaged(folder / GRAFT, "it records no recipe")
+    return info["recipe"]
+
+
+def _damaged(file: Path, why: str) -> FormatError:
+    return FormatError(f"{file}: {why}; remove {file.parent}, and the next run makes it anew")
 
 
 _PLAIN = Kind(FACTS, _save_facts, _load_facts)
@@ -90,7 +114,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "dict[str, Graft]": Kind("grafts", _save_grafts, _load_grafts),
         "ChosenRegion": Kind(REGION, _save_chosen, graft_file.load_region),
         "Predictions": Kind("predictions.npz", lambda found, file: found.save(file), Predictions.load),
-        "Data": Kind(FACTS, _save_facts, lambda file: Data(**_load_facts(file))),
+        "Data": Kind(FACTS, _save_facts, _load_data),
         "ContinualStore": replace(_FOLDER, file="skills"),
     }
 )
@@ -99,7 +123,7 @@ PARTS: Mapping[str, Callable[[Path, str], Any]] = MappingProxyType(
     {
         "region": lambda folder, _: graft_file.load_region(folder / GRAFT),
         "facts": lambda folder, _: _load_facts(folder / FACTS),
-        "recipe": lambda folder, _: graft_file.load_info(folder / GRAFT)[1]["recipe"],
+        "recipe": lambda folder, _: _recipe(folder),
         "checkpoint": lambda folder, name: folder / f"{MODEL}.steps" / name,
         "density": lambda folder, density: graft_file.load(_of_name(folder, density)),
         "item": lambda folder, name: graft_file.load(_of_name(folder / "grafts", name)),

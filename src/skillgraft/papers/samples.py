@@ -15,8 +15,8 @@ from typing import Any
 from skillgraft.errors import SkillgraftError
 from skillgraft.papers.profile import Profile
 from skillgraft.papers.steps import Asked, Step, task_of
-from skillgraft.tasks.asking import AS
 from skillgraft.tasks.data import Data, training_pool
+from skillgraft.tasks.task import AS
 
 LOOKS = 10  # how often the tuning of a mixture looks at the validation rows
 

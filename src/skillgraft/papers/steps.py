@@ -24,8 +24,8 @@ from typing import Any
 from skillgraft.errors import InputError
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.tasks import Task, load_task
-from skillgraft.tasks.asking import AS
 from skillgraft.tasks.sources import origin_of, source_path
+from skillgraft.tasks.task import AS
 from skillgraft.tasks.task_file import definition
 from skillgraft.values.graft import Graft
 from skillgraft.values.region import Region, Scope

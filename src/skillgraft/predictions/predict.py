@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from skillgraft.predictions.predictions import AnyPredictions, Predictions
 from skillgraft.readouts.completion import Completion
 from skillgraft.readouts.readout import Batch, Encoded, Readout
 
-Progress = Callable[[int, int], None]
+OnRows = Callable[[int, int], None]  # rows done, of how many
 FloatArray = npt.NDArray[np.float32]
 MOST_UNITS = 1024  # lines of scores of one batch: 200 MB of logits for a vocabulary of 50,000
 Scores = Callable[[nn.Module, Batch], torch.Tensor]
+Batches = Iterator[tuple[list[int], Batch]]  # row numbers, and the batch of these rows
 
 
 def predict(
@@ -33,7 +35,7 @@ def predict(
     *,
     batch_size: int = 64,
     scores: Scores | None = None,
-    progress: Progress | None = None,
+    progress: OnRows | None = None,
     made_by: Mapping[str, str] | None = None,
     processes: Processes = ALONE,
     generates: bool = False,
@@ -52,9 +54,10 @@ def predict(
     device, parts = next(model.parameters()).device, list(by_length(share, batch_size))
     parts += parts[-1:] * processes.spare(len(parts), device)
     run = _completed if isinstance(readout, Completion) else _classified
+    batches, read = _batches(readout, share, parts, device, progress), scores or readout.scores
     # Tensors that inference mode makes cannot be trained later, and a split model keeps those it is put together in.
     with evaluating(model), torch.no_grad() if splits(model) else torch.inference_mode():
-        table = run(model, readout, share, parts, scores=scores or readout.scores, progress=progress)
+        table = run(batches, len(share), partial(read, model))
     if len(share) < len(rows):
         table = processes.joined(torch.from_numpy(table).to(device), len(rows)).cpu().numpy()
     about: dict[str, Any] = {"task": readout.task.name, "metric": readout.task.metric, "made_by": made_by or {}}
@@ -65,37 +68,21 @@ def predict(
     return Predictions(table, labels, label_names=readout.task.labels, **about)
 
 
-def _classified(
-    model: nn.Module,
-    readout: Readout,
-    rows: Sequence[Encoded],
-    parts: Sequence[list[int]],
-    *,
-    scores: Scores,
-    progress: Progress | None,
-) -> FloatArray:
+def _classified(batches: Batches, rows: int, scores: Callable[[Batch], torch.Tensor]) -> FloatArray:
     """(rows, classes) scores."""
-    found: list[FloatArray | None] = [None] * len(rows)
-    for batch_rows, batch in _batches(model, readout, rows, parts, progress):
-        values = scores(model, batch).float().cpu().numpy()
+    found: list[FloatArray | None] = [None] * rows
+    for batch_rows, batch in batches:
+        values = scores(batch).float().cpu().numpy()
         for row, value in zip(batch_rows, values, strict=True):
             found[row] = value
     return _stacked([value for value in found if value is not None])
 
 
-def _completed(
-    model: nn.Module,
-    readout: Readout,
-    rows: Sequence[Encoded],
-    parts: Sequence[list[int]],
-    *,
-    scores: Scores,
-    progress: Progress | None,
-) -> FloatArray:
+def _completed(batches: Batches, rows: int, scores: Callable[[Batch], torch.Tensor]) -> FloatArray:
     """(rows, 2): the loss of each row's completion, and how many of its tokens were the likeliest."""
-    found = np.zeros((len(rows), 2), np.float32)
-    for batch_rows, batch in _batches(model, readout, rows, parts, progress):
-        logits, labels = scores(model, batch).float(), batch["labels"]
+    found = np.zeros((rows, 2), np.float32)
+    for batch_rows, batch in batches:
+        logits, labels = scores(batch).float(), batch["labels"]
         losses = nn.functional.cross_entropy(logits, labels, reduction="none").double()
         counts = torch.stack([losses, (logits.argmax(-1) == labels).double()], dim=1)
         table = counts.new_zeros(len(batch_rows), 2).index_add_(0, batch["token_rows"], counts)
@@ -104,13 +91,13 @@ def _completed(
 
 
 def _batches(
-    model: nn.Module,
     readout: Readout,
     rows: Sequence[Encoded],
     parts: Sequence[list[int]],
-    progress: Progress | None,
-) -> Iterator[tuple[list[int], Batch]]:
-    device, done = next(model.parameters()).device, 0
+    device: torch.device,
+    progress: OnRows | None,
+) -> Batches:
+    done = 0
     for batch_rows in parts:
         yield batch_rows, on_device(readout.collate([rows[row] for row in batch_rows]), device)
         done += len(batch_rows)

@@ -37,10 +37,10 @@ class Masked:
     def encode(self, examples: Examples) -> list[Encoded]:
         """Law: every row has exactly one mask."""
         found = self.text.prompts(list(examples.rows()), self.prompt, mask=self.text.tokenizer.mask_token)
-        places = [[self._mask_in(tokens, row)] for row, tokens in enumerate(found)]
+        masks = [[self._mask_in(tokens, row)] for row, tokens in enumerate(found)]
         return [
-            Encoded({**tokens, "positions": place}, label, len(tokens["input_ids"]))
-            for tokens, place, label in zip(found, places, examples.labels.tolist(), strict=True)
+            Encoded({**tokens, "positions": mask}, label, len(tokens["input_ids"]))
+            for tokens, mask, label in zip(found, masks, examples.labels.tolist(), strict=True)
         ]
 
     def collate(self, rows: Sequence[Encoded]) -> Batch:

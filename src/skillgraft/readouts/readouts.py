@@ -150,6 +150,11 @@ def choose_plan(
     return _joint_plan(source, tasks, names, options), "+".join(dict.fromkeys(names))
 
 
+def why_readout(base: Source | str | Path, task: Task, readout: str = AUTO) -> tuple[str, str]:
+    """Which readout a task gets when this one is asked for, and why, for a line of the results."""
+    return choose_readout(base, task) if readout == AUTO else (readout, "asked for with --readout")
+
+
 def _name(source: Source, task: Task, readout: str) -> str:
     if readout == AUTO:
         return choose_readout(source, task)[0]

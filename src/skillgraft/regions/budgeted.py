@@ -14,13 +14,14 @@ towards it. Only the entries that moved most are candidates: beside the model no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from skillgraft.errors import InputError
+from skillgraft.opening.runtime import Progress, silent
 from skillgraft.regions.candidates import CANDIDATES, Candidates, check_candidates, most_moved_of
 from skillgraft.regions.problem import Problem, Touched
 from skillgraft.regions.ranking import Ranking
@@ -29,7 +30,6 @@ from skillgraft.values.region import Region
 STEPS = 40
 ROWS = 24  # of a step: 40 of them cost less than a tenth of 40 steps of 256
 GAIN = 10.0
-OnStep = Callable[[int, int, Mapping[str, float]], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ def learn_within_budget(
     candidates: float = CANDIDATES,
     look_every: int | None = None,
     score: Callable[[Region], float] | None = None,
-    on_step: OnStep | None = None,
+    progress: Progress = silent,
 ) -> Budgeted:
     """Rank the scope's entries for regions of `budget` entries; a smaller one is a prefix, but was not learned for itself.
 
@@ -77,8 +77,7 @@ def learn_within_budget(
                 among.values.add_(among.slope, alpha=gain / steps * falling / (typical / (step + 1)))
             if look_every and ((step + 1) % look_every == 0 or step + 1 == steps):
                 looks.look(step + 1, touched)
-            if on_step:
-                on_step(step + 1, steps, {"loss": losses[-1]})
+            progress(step + 1, steps, {"loss": losses[-1]})
     looks.settle()
     ranking = problem.ranking(among.scores, most=budget)
     return Budgeted(ranking, tuple(losses), count, tuple(looks.found))

@@ -13,24 +13,21 @@ numbers are the base's, bit for bit, because what is written over is kept and co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from skillgraft.errors import InputError
-from skillgraft.folders.movement import BUCKETS
 from skillgraft.live.grafted import as_numpy
 from skillgraft.regions.problem import Problem
-from skillgraft.regions.ranking import Array, above_and_tied, bucket_of
+from skillgraft.regions.ranking import Array, over
 from skillgraft.values.region import Region, index_dtype
+from skillgraft.values.topmost import INFINITE, Bits, edge_of, topmost
 
-Bits = npt.NDArray[np.uint32]
 CANDIDATES = 0.05  # of the scope
-_INFINITE = 0x7F80  # the leading bits of infinity; those of NaN are higher
 
 
 class Candidates:
@@ -75,18 +72,16 @@ class Candidates:
     def _best_here(self, count: int) -> Tensor:
         if count >= len(self):
             return torch.ones_like(self.values, dtype=torch.bool)
-        above, tied = above_and_tied(as_numpy(self.values), count)
-        above[tied[: count - int(above.sum())]] = True
-        return torch.from_numpy(above).to(self.values.device)
+        return torch.from_numpy(topmost(as_numpy(self.values), count)).to(self.values.device)
 
     def _best_of_all(self, count: int) -> Tensor:
         """The same where each process has some of the candidates, and offers its own best."""
         offered = self._best_here(count)
-        values, places = self.values[offered], self.problem.places(self.sites(offered))
-        theirs = as_numpy(self.problem.processes.gathered(values)), as_numpy(self.problem.processes.gathered(places))
+        values, positions = self.values[offered], self.problem.positions(self.sites(offered))
+        theirs = as_numpy(self.problem.processes.gathered(values)), as_numpy(self.problem.processes.gathered(positions))
         last = np.lexsort((theirs[1], -theirs[0]))[:count][-1]
-        value, place = (float(theirs[0][last]), int(theirs[1][last]))
-        offered[offered.clone()] = (values > value) | ((values == value) & (places <= place))
+        value, position = (float(theirs[0][last]), int(theirs[1][last]))
+        offered[offered.clone()] = (values > value) | ((values == value) & (positions <= position))
         return offered
 
     def mean_slope(self, chosen: Tensor) -> float:
@@ -151,37 +146,25 @@ def most_moved_of(problem: Problem, count: int) -> Region:
 
     They are counted by their leading bits, then by the others, and then picked: nothing is sorted or held on the way.
     """
-    count = min(count, problem.scope.size)
-    tally = _tally(problem, lambda bits: bits >> np.uint32(16))
-    if tally[_INFINITE:].any():
+    edge = edge_of(
+        lambda: (bits for _, _, bits in _patterns(problem)), min(count, problem.scope.size), over(problem.processes)
+    )
+    if edge.peak >= INFINITE:
         raise InputError("base or tuned holds NaN or infinite numbers, or their difference overflows")
-    leading, above = bucket_of(tally, count)
-    tally = _tally(problem, lambda bits: bits[(bits >> np.uint32(16)) == leading] & np.uint32(BUCKETS - 1))
-    rest, above_rest = bucket_of(tally, count - above)
-    edge, ties = np.uint32(leading << 16 | rest), count - above - above_rest
     chosen: dict[str, list[Array]] = {name: [] for name in problem.scope.shapes}
     equal: dict[str, list[Array]] = {name: [] for name in problem.scope.shapes}
     for name, low, bits in _patterns(problem):
         index, first = index_dtype(math.prod(problem.scope.shapes[name])), problem.first(name) + low
-        chosen[name].append(np.flatnonzero(bits > edge).astype(index) + index.type(first))
-        left = ties - sum(map(len, equal[name]))
-        equal[name].append(np.flatnonzero(bits == edge)[:left].astype(index) + index.type(first))
-    taken = problem.processes.shared_out({name: sum(map(len, parts)) for name, parts in equal.items()}, ties)
+        chosen[name].append(np.flatnonzero(bits > edge.bits).astype(index) + index.type(first))
+        left = edge.ties - sum(map(len, equal[name]))
+        equal[name].append(np.flatnonzero(bits == edge.bits)[:left].astype(index) + index.type(first))
+    taken = problem.processes.shared_out({name: sum(map(len, parts)) for name, parts in equal.items()}, edge.ties)
     sites = {
         name: np.sort(np.concatenate([*parts, np.concatenate(equal[name])[: taken[name]]]))
         for name, parts in chosen.items()
         if parts
     }
     return Region(problem.scope, {name: at for name, at in sites.items() if len(at)})
-
-
-def _tally(problem: Problem, part: Callable[[Bits], Bits]) -> npt.NDArray[np.int64]:
-    """How often each bucket occurs, in all processes."""
-    tally = np.zeros(BUCKETS, np.int64)
-    for _, _, bits in _patterns(problem):
-        tally += np.bincount(part(bits), minlength=BUCKETS)
-    found: npt.NDArray[np.int64] = problem.processes.summed(torch.from_numpy(tally)).numpy()
-    return found
 
 
 def _patterns(problem: Problem) -> Iterator[tuple[str, int, Bits]]:

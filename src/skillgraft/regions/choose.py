@@ -4,12 +4,19 @@
     region = choose_region("MiniLM", method="random-region", density=0.1)
 
 `BASE_METHODS` is the table. To add a method: write it with the keywords `scope` and `density`, add its row.
+
+`p2_methods` has P2's training methods side by side: full, linearised, LoRA, and inside a random, a LoTA or a TaLoS region. LoTA
+trains again from the base, where a first fine-tune moved the most. On the command line: `extract BASE FIRST --density 0.1`, then
+`finetune BASE --inside` that graft.
+
+    methods = p2_methods("MiniLM", "sst2", plan=TrainingPlan(optimizer="adamw", lr=5e-5), data=Data(train_rows=256))
+    training_costs("MiniLM", "sst2", methods)
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -20,13 +27,18 @@ import numpy.typing as npt
 
 from skillgraft.errors import InputError, did_you_mean
 from skillgraft.folders.checkpoint import Checkpoint, Tensors
+from skillgraft.folders.extract import extract
 from skillgraft.folders.movement import check_budget, count_of
 from skillgraft.opening.device import working_format
 from skillgraft.opening.runtime import Runtime
+from skillgraft.regions.fisher import Averaging
 from skillgraft.regions.ranking import Ranking
 from skillgraft.regions.sensitivity import DENSITY, Sensed, least_sensitive, most_sensitive, share_of
 from skillgraft.task_model import TaskModel
 from skillgraft.tasks.data import Data, TaskLike
+from skillgraft.training.costs import Setup
+from skillgraft.training.finetune import Tuned, finetune
+from skillgraft.training.plan import TrainingPlan
 from skillgraft.values.info import Info, versions
 from skillgraft.values.numbers import widen
 from skillgraft.values.region import Region, Scope
@@ -72,7 +84,8 @@ class BaseMethod:
     def options(self) -> list[str]:
         """The keywords that it takes."""
         taken = inspect.signature(self.choose).parameters.values()
-        return [each.name for each in taken if each.kind is inspect.Parameter.KEYWORD_ONLY and each.name != "processes"]
+        own = [each.name for each in taken if each.kind is inspect.Parameter.KEYWORD_ONLY and each.name != "processes"]
+        return [*own, *Averaging.__annotations__] if self.reads_rows else own
 
 
 BASE_METHODS: Mapping[str, BaseMethod] = MappingProxyType(
@@ -131,9 +144,8 @@ def choose(
         found, about = _with_rows(known, source, task, data, runtime, {**asked, **options})
     else:
         found = known.choose(source, **asked, **options)
-    plain = {key: value for key, value in options.items() if not callable(value)}
     drawn = asdict(data) if known.reads_rows else {}
-    recipe = {**asked, **drawn, **plain, **found.facts}
+    recipe = {**asked, **drawn, **options, **found.facts}
     info = Info(
         base=source.name, method=method, recipe=recipe, versions=versions(), command=runtime.command or None, **about
     )
@@ -174,3 +186,49 @@ def _with_rows(
     split = {"processes": opened.processes} if opened.processes.split else {}
     found = method.choose(opened.model, readout, rows, **options, **split)
     return found, {"task": name, "readout": dict(readout.settings)}
+
+
+def p2_methods(
+    base: str | Path,
+    task: TaskLike,
+    *,
+    plan: TrainingPlan,
+    density: float = DENSITY,
+    scope: str = "layers",
+    first: str | Path | None = None,
+    data: Data = Data(),
+) -> dict[str, Setup]:
+    """Every method with the same plan, and regions of the same density. LoTA is there if a `first` fine-tune is.
+
+    TaLoS's region is found on the training rows of `data`; its seed draws the random one.
+    """
+    asked: dict[str, Any] = {"density": density, "scope": scope, "data": data}
+    regions = {
+        "random": choose_region(base, method="random-region", **asked),
+        "talos": choose_region(base, task=task, method="lowest-fisher", **asked),
+    }
+    if first is not None:
+        regions["lota"] = lota_region(base, first, density=density, scope=scope)
+    whole = {name: Setup(plan.with_changes(method=name)) for name in ("full", "linear", "lora")}
+    return whole | {name: Setup(plan, inside=region) for name, region in regions.items()}
+
+
+def lota_region(base: str | Path, first: str | Path, *, density: float = DENSITY, scope: str = "layers") -> Region:
+    """The entries that a first fine-tune (a folder or LoRA adapter) moved the most: 10 % of the scope, as in P2."""
+    return extract(base, first, density=density, scope=scope).region
+
+
+def lota(
+    base: str | Path,
+    first: str | Path,
+    tasks: Sequence[TaskLike],
+    *,
+    density: float = DENSITY,
+    scope: str = "layers",
+    **training: Any,
+) -> Tuned:
+    """Fine-tune the base again, inside `lota_region` alone. `training` has the keywords of `finetune`.
+
+    Law: the same as `finetune(base, tasks, inside=lota_region(base, first), **training)`.
+    """
+    return finetune(base, tasks, inside=lota_region(base, first, density=density, scope=scope), **training)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -175,6 +175,15 @@ def wanting(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 Labels = Literal["sampled", "true"]
+
+
+class Averaging(TypedDict, total=False):
+    """The keywords of `fisher_diagonal` that say what is averaged: true labels, or so many drawn for each row."""
+
+    labels: Labels
+    samples: int
+    seed: int
+    batch_size: int
 
 
 def fisher_diagonal(

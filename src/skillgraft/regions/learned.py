@@ -15,7 +15,6 @@ elsewhere: then S, delta and slope are kept for these alone, and gradients are d
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,75 +27,15 @@ from torch import Tensor
 
 from skillgraft.errors import InputError, RunError
 from skillgraft.live.grafted import as_numpy
-from skillgraft.opening.processes import ALONE, Processes
+from skillgraft.opening.processes import Processes
+from skillgraft.opening.runtime import Runtime
 from skillgraft.regions.candidates import Candidates, check_candidates, most_moved_of
 from skillgraft.regions.problem import Problem, Touched
 from skillgraft.regions.ranking import Array, Ranking
-from skillgraft.training.snapshot import Snapshot
+from skillgraft.training.snapshot import Saving, Snapshot
 from skillgraft.values.region import Region, Scope
 
 Look = tuple[int, int, float]  # step, entries of the rounded region, its score
-
-
-@dataclass
-class Progress:
-    """The losses of the steps so far, the looks, the region of the best one, and the learning rate."""
-
-    losses: list[float] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
-    best: Region | None = None
-    lr: float | None = None
-
-    @property
-    def step(self) -> int:
-        """How many steps are done."""
-        return len(self.losses)
-
-    def look(self, region: Region, score: float) -> None:
-        """Note the score of this step's region; the first of the best ones is kept."""
-        if not math.isfinite(score):
-            raise RunError(f"the score is {score} at step {self.step}: regions can only be compared by finite numbers")
-        if all(score > earlier for _, _, earlier in self.looks):
-            self.best = region
-        self.looks.append((self.step, len(region), score))
-
-    def is_stale(self, patience: int | None) -> bool:
-        """Whether so many looks brought nothing better."""
-        scores = [score for _, _, score in self.looks]
-        return patience is not None and bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= patience
-
-    def save(self, snapshot: Snapshot, s: Mapping[str, Tensor], processes: Processes = ALONE) -> None:
-        """Keep it in the snapshot, with S; the main process writes."""
-        whole = {f"s/{name}": as_numpy(processes.gathered(tensor)) for name, tensor in s.items()}
-        if not processes.is_main:
-            return
-        best = {f"best/{name}": at for name, at in self.best.sites.items()} if self.best is not None else {}
-        facts = {"losses": self.losses, "looks": self.looks, "best": self.best is not None, "lr": self.lr}
-        snapshot.write(whole | best, facts)
-
-    @classmethod
-    def load(
-        cls, snapshot: Snapshot, s: Mapping[str, Tensor], scope: Scope, processes: Processes = ALONE
-    ) -> Progress | None:
-        """The progress of an earlier search with the same settings, S put in place; None if there is none.
-
-        The main process's is everybody's: nodes need not share a disk to go on at one step.
-        """
-        found = snapshot.recall(processes, next(iter(s.values())).device)
-        if found is None:
-            return None
-        arrays, facts = found
-        sites = {}
-        with torch.no_grad():
-            for key, numbers in arrays:
-                kind, _, name = key.partition("/")
-                if kind == "s":
-                    s[name].copy_(processes.part_of(numbers, s[name]))
-                else:
-                    sites[name] = numbers.cpu().numpy()
-        best = Region(scope, sites) if facts["best"] else None
-        looks = [(step, entries, score) for step, entries, score in facts["looks"]]
-        return cls(facts["losses"], looks, best, facts["lr"])
 
 
 Init = Literal["constant", "uniform"]
@@ -315,70 +254,145 @@ def _started(problem: Problem, name: str, start: Region) -> Tensor:
     return problem.indices(name, start.sites.get(name, np.zeros(0, np.int64)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class MaskPlan:
+    """How a mask is learned. `lr` "auto" is found for a region of `entries`; P1's own is 1e7.
+
+    Steps are compared every `look_every` steps and at the end; `patience` stops after so many looks without a better one.
+    `candidates` is the share of the scope that is searched, all of it by default. `seed` draws a `uniform` start.
+    """
+
+    steps: int = 100
+    lr: float | str = AUTO
+    entries: int | None = None
+    l1: float = 0.0
+    init: Init = "constant"
+    seed: int = 0
+    candidates: float | None = None
+    look_every: int = 4
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "look_every", "patience"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise InputError(f"{name} must be 1 or more, found {count}")
+        if self.lr != AUTO and (isinstance(self.lr, str) or not (self.lr > 0 and math.isfinite(self.lr))):
+            raise InputError(f"the mask's learning rate must be a number above 0, or {AUTO!r}; found {self.lr}")
+        if not (self.l1 >= 0 and math.isfinite(self.l1)):
+            raise InputError(f"the strength of the mask's L1 term must be a number of at least 0, found {self.l1}")
+        if self.candidates is not None:
+            check_candidates(self.candidates)
+
+    def mask(self, problem: Problem, start: Region) -> SoftMask | CandidateMask:
+        """The mask before the first step."""
+        if self.candidates is not None:
+            return CandidateMask(problem, start, self.candidates, init=self.init)
+        return SoftMask(problem.resident(), start, init=self.init, seed=self.seed)
+
+    def rate(self, mask: SoftMask | CandidateMask) -> float:
+        """The learning rate, by the slopes of the first step."""
+        if not isinstance(self.lr, str):
+            return self.lr
+        return mask.rate(self.entries or max(1, round(P1_DENSITY * mask.problem.scope.size)))
+
+    def is_due(self, step: int) -> bool:
+        """Whether this step is compared with others."""
+        return step % self.look_every == 0 or step == self.steps
+
+
+@dataclass
+class MaskProgress:
+    """The losses of the steps so far, the looks, the region of the best one, and the learning rate."""
+
+    losses: list[float] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    best: Region | None = None
+    lr: float | None = None
+
+    @property
+    def step(self) -> int:
+        """How many steps are done."""
+        return len(self.losses)
+
+    def look(self, region: Region, score: float) -> None:
+        """Note the score of this step's region; the first of the best ones is kept."""
+        if not math.isfinite(score):
+            raise RunError(f"the score is {score} at step {self.step}: regions can only be compared by finite numbers")
+        if all(score > earlier for _, _, earlier in self.looks):
+            self.best = region
+        self.looks.append((self.step, len(region), score))
+
+    def is_stale(self, patience: int | None) -> bool:
+        """Whether so many looks brought nothing better."""
+        scores = [score for _, _, score in self.looks]
+        return patience is not None and bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= patience
+
+    def save(self, snapshot: Snapshot, s: Mapping[str, Tensor], processes: Processes) -> None:
+        """Keep it, with S; of a split model all processes have to ask."""
+        whole = {f"s/{name}": as_numpy(processes.gathered(tensor)) for name, tensor in s.items()}
+        best = {f"best/{name}": at for name, at in self.best.sites.items()} if self.best is not None else {}
+        if processes.is_main:
+            facts = {"losses": self.losses, "looks": self.looks, "best": self.best is not None, "lr": self.lr}
+            snapshot.write(whole | best, facts)
+
+    @classmethod
+    def load(
+        cls, snapshot: Snapshot, s: Mapping[str, Tensor], scope: Scope, processes: Processes
+    ) -> MaskProgress | None:
+        """The progress of an earlier search with the same settings, S put in place; None if there is none.
+
+        The main process's is everybody's: nodes need not share a disk to go on at one step.
+        """
+        found = snapshot.recall(processes, next(iter(s.values())).device)
+        if found is None:
+            return None
+        arrays, facts = found
+        sites = {}
+        with torch.no_grad():
+            for kind, name, numbers in arrays:
+                if kind == "s":
+                    s[name].copy_(processes.part_of(numbers, s[name]))
+                else:
+                    sites[name] = numbers.cpu().numpy()
+        best = Region(scope, sites) if facts["best"] else None
+        looks = [(step, entries, score) for step, entries, score in facts["looks"]]
+        return cls(facts["losses"], looks, best, facts["lr"])
+
+
 def learn(
     problem: Problem,
     start: Region,
+    plan: MaskPlan = MaskPlan(),
     *,
-    steps: int = 100,
-    lr: float | str = AUTO,
-    entries: int | None = None,
-    l1: float = 0.0,
-    init: Init = "constant",
-    seed: int = 0,
-    candidates: float | None = None,
     score: Callable[[], float] | None = None,
-    look_every: int = 4,
-    patience: int | None = None,
     snapshot: Snapshot | None = None,
-    snapshot_seconds: float = 60.0,
-    on_step: Callable[[int, int, Mapping[str, float]], None] | None = None,
+    runtime: Runtime = Runtime(),
 ) -> Learned:
-    """Learn a region from γ_base = `start`. `lr` "auto" is found for a region of `entries`; P1's own is 1e7.
-    `candidates` is the share of the scope that is searched, all of it by default.
+    """Learn a region from γ_base = `start`.
 
     Steps are compared on the *rounded* region by `score` (the model as it stands on training and validation rows, as the
-    authors do), every `look_every` steps and at the end; without `score` the last step counts. `patience` stops after so
-    many looks without a better one. With a snapshot, a search that was killed goes on where it was and ends with the same bits.
+    authors do); without `score` the last step counts. With a snapshot, a search that was killed goes on where it was and ends
+    with the same bits.
     """
-    _check_counts(steps=steps, look_every=look_every, patience=patience)
-    if lr != AUTO and (isinstance(lr, str) or not (lr > 0 and math.isfinite(lr))):
-        raise InputError(f"the mask's learning rate must be a number above 0, or {AUTO!r}; found {lr}")
-    if not (l1 >= 0 and math.isfinite(l1)):
-        raise InputError(f"the strength of the mask's L1 term must be a number of at least 0, found {l1}")
-    if patience is not None and score is None:
+    if plan.patience is not None and score is None:
         raise InputError("patience counts looks at a score, and there is none: give score=, or leave out patience")
-    if candidates is not None:
-        check_candidates(candidates)
-        soft: SoftMask | CandidateMask = CandidateMask(problem, start, candidates, init=init)
-    else:
-        soft = SoftMask(problem.resident(), start, init=init, seed=seed)
+    soft, processes = plan.mask(problem, start), problem.processes
     with soft.borrowed():
-        progress = (
-            Progress.load(snapshot, soft.s, problem.scope, problem.processes) if snapshot else None
-        ) or Progress()
-        saved = time.monotonic()
-        while progress.step < steps and not progress.is_stale(patience):
+        earlier = MaskProgress.load(snapshot, soft.s, problem.scope, processes) if snapshot else None
+        progress = earlier or MaskProgress()
+        saving = Saving(snapshot, runtime.snapshot_seconds, processes, problem.device)
+        while progress.step < plan.steps and not progress.is_stale(plan.patience):
             soft.blend()
             progress.losses.append(soft.backward(progress.step))
             if progress.lr is None:
-                size = entries or max(1, round(P1_DENSITY * problem.scope.size))
-                progress.lr = soft.rate(size) if isinstance(lr, str) else lr
-            soft.descend(lr=progress.lr, l1=l1)
-            if score is not None and (progress.step % look_every == 0 or progress.step == steps):
+                progress.lr = plan.rate(soft)
+            soft.descend(lr=progress.lr, l1=plan.l1)
+            if score is not None and plan.is_due(progress.step):
                 region = soft.rounded()
                 soft.put_on(region)
                 progress.look(region, score())
-            due = time.monotonic() - saved >= snapshot_seconds
-            if snapshot and problem.processes.due(due, problem.device):
-                progress.save(snapshot, soft.s, problem.processes)
-                saved = time.monotonic()
-            if on_step:
-                on_step(progress.step, steps, {"loss": progress.losses[-1]})
+            saving.after_step(lambda kept: progress.save(kept, soft.s, processes))
+            runtime.progress(progress.step, plan.steps, {"loss": progress.losses[-1]})
     region = progress.best if progress.best is not None else soft.rounded()
     return Learned(soft, region, tuple(progress.losses), tuple(progress.looks), progress.lr or 0.0)
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise InputError(f"{name} must be 1 or more, found {count}")

@@ -26,7 +26,7 @@ from skillgraft.live.grafted import as_numpy, fingerprint_of, grafted, parameter
 from skillgraft.opening.processes import Processes
 from skillgraft.opening.runtime import Runtime
 from skillgraft.predictions.predict import evaluating
-from skillgraft.regions.methods import STEP_ROWS
+from skillgraft.regions.methods import METHODS
 from skillgraft.regions.problem import Loss, Problem, Step, holding_all, starting_region
 from skillgraft.regions.search import Searching, SearchPlan, Snapshots
 from skillgraft.training.loop import borrowed_random
@@ -193,7 +193,7 @@ def localize_live(
     _check_here({**asked, "device": runtime.device, "dtype": runtime.dtype})
     plan = SearchPlan.of(**asked).seeded(seed)
     _check_score(plan, score)
-    if batches_per_step is None and plan.method in STEP_ROWS:
+    if batches_per_step is None and METHODS[plan.method].step_rows:
         batches_per_step = 1
     pair, processes = LivePair.of(base, tuned), Processes.here()
     facts = {"batches_per_step": batches_per_step, "seed": seed}

@@ -21,8 +21,7 @@ from skillgraft.measure.metrics import LOSSES
 from skillgraft.opening.runtime import Runtime
 from skillgraft.regions.search import NESTED, PAPER, Outcome, Searching, SearchPlan, Snapshots
 from skillgraft.regions.tuned_pair import TunedPair, open_pair
-from skillgraft.tasks.data import Data, TaskLike, as_task
-from skillgraft.tasks.plain_text import as_rows
+from skillgraft.tasks.data import Data, TaskLike, as_rows, as_task
 from skillgraft.tasks.task import Task
 from skillgraft.values.graft import Graft
 
@@ -34,7 +33,7 @@ class Localization:
     """What was found: the graft (with its scores in the provenance), and the scores of every density asked for.
 
     `nested` has the grafts of a nested curve, by density: each is a part of the next larger one. `trials` has every scale and
-    control strength that was tried, with what they were compared by. `way` is there where tuned's answers were all there was to
+    control strength that was tried, with what they were compared by. `match` is there where tuned's answers were all there was to
     learn: the mean KL from tuned's distribution to base's and to the graft's, and which share of it is gone. `curve_kind` says
     what the points of the curve are: nested budgets of one search, or searches of their own.
     """
@@ -43,7 +42,7 @@ class Localization:
     curve: tuple[Point, ...] = ()
     nested: Mapping[float, Graft] = field(default_factory=dict)
     trials: tuple[Point, ...] = ()
-    way: Point = field(default_factory=dict)
+    match: Point = field(default_factory=dict)
     curve_kind: str = NESTED
 
     @property
@@ -90,21 +89,24 @@ def localize(
         snapshots = Snapshots(file, lambda: pair.identity)
         searching, outcome = _searched(pair, plan, snapshots, runtime)
         scores = {} if unlabelled else pair.scores(of.name, outcome.region, outcome.problem)
-        way = _way(pair, of.name, outcome) if unlabelled else {}
+        reached = _match(pair, of.name, outcome) if unlabelled else {}
         points = _curve(searching, pair, outcome, of.name)
         nested = _nested(searching, pair, outcome, of.name)
         recipe = {**searching.plan.plain, "scale": outcome.scale, **asdict(data), "controls": list(pair.controls)}
         recipe |= {"search": outcome.found.facts} if outcome.found.facts else {}
         recipe |= {"trials": list(outcome.trials)} if outcome.trials else {}
-        recipe |= {"match": way} if way else {}
+        recipe |= {"match": reached} if reached else {}
         graft = (outcome.scale * pair.cut(outcome.region, of.name)).with_info(
             method=plan.method, recipe=recipe, scores={"validation": scores} if scores else None,
             command=runtime.command or None,
         )  # fmt: skip
         if out is not None and pair.opened.processes.is_main:
-            save(graft, Path(out))
-            snapshots.delete(outcome.scales(plan))
-    return Localization(graft, points, nested, outcome.trials, way, plan.curve_kind)
+            try:
+                save(graft, Path(out))
+            finally:
+                if Path(out).exists():  # ours, or that of a process which was faster
+                    snapshots.delete(outcome.scales(plan))
+    return Localization(graft, points, nested, outcome.trials, reached, plan.curve_kind)
 
 
 def _rows_of(task: TaskLike | None, match: TaskLike | None, plan: SearchPlan) -> Task:
@@ -165,7 +167,7 @@ def climbed(merit: Callable[[float], float], *, first: float, factor: float, lea
     return best
 
 
-def _way(pair: TunedPair, task: str, outcome: Outcome) -> Point:
+def _match(pair: TunedPair, task: str, outcome: Outcome) -> Point:
     """How far base and graft are from tuned's distribution."""
     base, left = pair.distances(task)[0], -pair.score(outcome.problem, outcome.region)
     share = 1 - left / base if base > 0 else None

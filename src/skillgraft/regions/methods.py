@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,12 @@ import torch
 
 from skillgraft.errors import InputError, did_you_mean, listed
 from skillgraft.live.grafted import as_numpy
+from skillgraft.opening.runtime import Runtime
 from skillgraft.regions.budgeted import ROWS, learn_within_budget
-from skillgraft.regions.learned import learn
+from skillgraft.regions.learned import MaskPlan, learn
 from skillgraft.regions.problem import Problem
 from skillgraft.regions.ranking import Array, Ranking
+from skillgraft.training.snapshot import Snapshot
 from skillgraft.values.region import Region
 
 
@@ -37,15 +38,49 @@ class MethodResult:
     wider: Callable[[int], Ranking] | None = None
 
 
-# (problem, start, *, most, **options) -> MethodResult. `most` is the largest budget that will be asked for; `start` is γ_base,
-# which only the learned region uses.
-Method = Callable[..., MethodResult]
+@dataclass(frozen=True)
+class RegionMethod:
+    """One row of the table: a search `(problem, start, *, most, **options) -> MethodResult`, and what it needs.
+
+    `most` is the largest budget that will be asked for; `start` is γ_base, which only the learned region uses. `handed_on` is
+    whose keywords its options are, where they are not the search's own. `draws`: it takes a seed. `step_rows` are the rows of a
+    step where it likes few; `balanced`: with as many of each class. `one_budget`: its search serves one budget alone.
+    `own_size`: it says itself how many entries there are (γ > ½), and has a start.
+    """
+
+    search: Callable[..., MethodResult]
+    handed_on: Callable[..., Any] | None = None
+    draws: bool = False
+    step_rows: int | None = None
+    balanced: bool = False
+    one_budget: bool = False
+    own_size: bool = False
+
+    def __call__(self, problem: Problem, start: Region, *, most: int, **options: Any) -> MethodResult:
+        return self.search(problem, start, most=most, **options)
+
+    @property
+    def options(self) -> list[str]:
+        """The names of its options."""
+        taken = inspect.signature(self.handed_on or self.search).parameters.values()
+        ours = ("most", "budget", "entries", "progress", "score")
+        return [one.name for one in taken if one.kind is one.KEYWORD_ONLY and one.name not in ours]
 
 
-def learned(problem: Problem, start: Region, *, most: int, **options: Any) -> MethodResult:
-    """P1 §2.3: gradient descent on a soft mask. Options are those of `learned.learn`."""
+def learned(
+    problem: Problem,
+    start: Region,
+    *,
+    most: int,
+    score: Callable[[], float] | None = None,
+    snapshot: Snapshot | None = None,
+    runtime: Runtime = Runtime(),
+    **options: Any,
+) -> MethodResult:
+    """P1 §2.3: gradient descent on a soft mask. Options are those of `learned.MaskPlan`."""
     # Without a budget the mask grows to P1's own size.
-    result = learn(problem, start, **{"entries": most if most > 1 else None, **options})
+    plan = MaskPlan(**{"entries": most if most > 1 else None, **options})
+    result = learn(problem, start, plan, score=score, snapshot=snapshot, runtime=runtime)
     losses = _thinned([(step, _rounded(loss)) for step, loss in enumerate(result.losses, start=1)])
     looks = _thinned([(step, entries, _rounded(score)) for step, entries, score in result.looks])
     facts = {"losses": losses, "looks": looks, "lr": _rounded(result.lr)}
@@ -60,7 +95,7 @@ def _rounded(number: float) -> float:
 def _thinned(points: Sequence[tuple[float, ...]], *, most: int = 50) -> list[list[float]]:
     """The points, or `most` of them evenly spread from the first to the last: enough for a picture in a file's header."""
     if len(points) > most:
-        points = [points[place] for place in np.linspace(0, len(points) - 1, most).round().astype(int)]
+        points = [points[at] for at in np.linspace(0, len(points) - 1, most).round().astype(int)]
     return [list(point) for point in points]
 
 
@@ -79,10 +114,10 @@ def movement(problem: Problem, _start: Region, *, most: int) -> MethodResult:
 
 def random(problem: Problem, _start: Region, *, most: int, seed: int = 0) -> MethodResult:
     """P1's other comparison: entries drawn at random."""
-    places = {name: place for place, name in enumerate(problem.scope.shapes)}
+    order = {name: number for number, name in enumerate(problem.scope.shapes)}
 
     def drawn(name: str) -> Array:
-        numbers = np.random.default_rng((seed, places[name])).random(problem.scope.shapes[name], dtype=np.float32)
+        numbers = np.random.default_rng((seed, order[name])).random(problem.scope.shapes[name], dtype=np.float32)
         return numbers.reshape(-1)[slice(*problem.slots[name].held)]
 
     return MethodResult(problem.ranking(drawn, most=most))
@@ -115,43 +150,27 @@ def _go(problem: Problem, share: float) -> None:
             problem.write(name, torch.add(reference, change, alpha=share), low, high)
 
 
-STEP_ROWS: Mapping[str, int] = MappingProxyType({"budgeted": ROWS})  # the rows of a step where a method likes few
-BALANCED = frozenset({"budgeted"})  # the methods whose steps have as many rows of each class
-ONE_BUDGET = frozenset({"budgeted"})  # the methods whose search serves one budget alone
-OWN_SIZE = frozenset({"learned"})  # the methods that say themselves how many entries there are: γ > ½
 DEFAULT, P1 = "budgeted", "learned"  # docs/faster-regions.md says why the default is not P1's own
-SEEDED = frozenset({"learned", "random"})  # the methods that draw something
 # A plain table: a method of one's own is one more row, added from anywhere.
-METHODS: dict[str, Method] = {
-    "budgeted": budgeted,
-    "learned": learned,
-    "movement": movement,
-    "random": random,
-    "attribution": attribution,
+METHODS: dict[str, RegionMethod] = {
+    "budgeted": RegionMethod(budgeted, learn_within_budget, step_rows=ROWS, balanced=True, one_budget=True),
+    "learned": RegionMethod(learned, MaskPlan, draws=True, own_size=True),
+    "movement": RegionMethod(movement),
+    "random": RegionMethod(random, draws=True),
+    "attribution": RegionMethod(attribution),
 }
 
 
-# Whose keywords a method's options are, where the method hands them on.
-_HANDED_ON: Mapping[str, Callable[..., Any]] = MappingProxyType({"learned": learn, "budgeted": learn_within_budget})
-
-
-def method(name: str, options: Iterable[str] = ()) -> Method:
+def method(name: str, options: Iterable[str] = ()) -> RegionMethod:
     """A method by name; it must take all of these options."""
     if name not in METHODS:
         raise InputError(f"unknown method {name!r}; {did_you_mean(name, METHODS)}")
-    known = options_of(name)
+    known = METHODS[name].options
     for option in options:
         if option not in known:
-            others = [other for other in METHODS if option in options_of(other)]
+            others = [other for other, one in METHODS.items() if option in one.options]
             own = did_you_mean(option, known) if known else "it has no settings"
             raise InputError(
                 f"the method {name!r} takes no {option!r}; {f'that is for {listed(others)}' if others else own}"
             )
     return METHODS[name]
-
-
-def options_of(name: str) -> tuple[str, ...]:
-    """The names of a method's settings, which are keywords of its function."""
-    taken = inspect.signature(_HANDED_ON.get(name, METHODS[name])).parameters.values()
-    given = ("most", "budget", "entries", "on_step")
-    return tuple(one.name for one in taken if one.kind is one.KEYWORD_ONLY and one.name not in given)

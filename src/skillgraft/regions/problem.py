@@ -30,7 +30,7 @@ from skillgraft.live.slots import Slot, slots, stored
 from skillgraft.opening.processes import ALONE, Processes
 from skillgraft.opening.shards import is_split
 from skillgraft.predictions.predict import evaluating
-from skillgraft.regions.ranking import Numbers, Ranking, at_places, starts_of
+from skillgraft.regions.ranking import Numbers, Ranking, at_positions, starts_of
 from skillgraft.values.numbers import BFLOAT16, Array, blended
 from skillgraft.values.region import Indices, Region, Scope
 
@@ -165,9 +165,9 @@ class Problem:
         """The region of every process's entries; each gives its own, counted from its first."""
         if not self.processes.split:
             return Region(self.scope, {name: as_numpy(at) for name, at in sites.items() if len(at)})
-        return at_places(self.scope, np.sort(as_numpy(self.processes.gathered(self.places(sites)))))
+        return at_positions(self.scope, np.sort(as_numpy(self.processes.gathered(self.positions(sites)))))
 
-    def places(self, sites: Mapping[str, Tensor]) -> Tensor:
+    def positions(self, sites: Mapping[str, Tensor]) -> Tensor:
         """Where these entries stand among all of the scope's, the sites of one tensor after another."""
         starts = dict(zip(self.scope.shapes, starts_of(self.scope), strict=False))
         found = [at.to(torch.int64) + (starts[name] + self.first(name)) for name, at in sites.items()]

@@ -13,6 +13,7 @@ import torch
 
 from skillgraft.opening.processes import ALONE, Processes
 from skillgraft.values.region import Indices, Region, Scope, index_dtype
+from skillgraft.values.topmost import Tally, above_and_tied
 
 Array = npt.NDArray[np.floating[Any]]
 # A number for every entry of each parameter: kept, or computed when its turn comes so that never all are in memory.
@@ -51,21 +52,21 @@ class Ranking:
 
     def top(self, budget: int) -> Region:
         """The best `budget` entries."""
-        return at_places(self.scope, np.sort(self.order[:budget]))
+        return at_positions(self.scope, np.sort(self.order[:budget]))
 
 
 def starts_of(scope: Scope) -> list[int]:
-    """The place of each tensor's first entry among the scope's; the scope's size last."""
+    """The position of each tensor's first entry among the scope's; the scope's size last."""
     found: list[int] = np.cumsum([0, *map(math.prod, scope.shapes.values())]).tolist()
     return found
 
 
-def at_places(scope: Scope, places: Indices) -> Region:
-    """The region of these places among a scope's entries, in order."""
+def at_positions(scope: Scope, positions: Indices) -> Region:
+    """The region of these positions among a scope's entries, in order."""
     starts = starts_of(scope)
-    cuts = np.searchsorted(places, starts).tolist()
+    cuts = np.searchsorted(positions, starts).tolist()
     stretches = zip(scope.shapes, starts, cuts, cuts[1:], strict=False)
-    return Region(scope, {name: places[low:high] - start for name, start, low, high in stretches if high > low})
+    return Region(scope, {name: positions[low:high] - start for name, start, low, high in stretches if high > low})
 
 
 def _of(numbers: Numbers, name: str) -> Array:
@@ -79,45 +80,45 @@ class _Best:
         self.count, self.room, self.edge = count, count + max(count // 2, _BLOCK), -np.inf
         self.scores: list[Array] = []
         self.movements: list[Array] = []
-        self.places: list[Indices] = []
+        self.positions: list[Indices] = []
         self.index, self.held = index, 0
 
     def offer(self, start: int, score: Array, movement: Array) -> None:
         at = np.flatnonzero(score >= self.edge)
-        if not len(at) and self.places:
+        if not len(at) and self.positions:
             return
         self.scores.append(score[at])
         self.movements.append(movement[at])
-        self.places.append((start + at).astype(self.index))
+        self.positions.append((start + at).astype(self.index))
         self.held += len(at)
         if self.held > self.room:
             self.shrink()
 
     def shrink(self) -> tuple[Array, Array, Indices]:
         """What is held, reduced to the best `count`."""
-        score, movement, place = _joined(self.scores), _joined(self.movements), _joined(self.places)
+        score, movement, position = _joined(self.scores), _joined(self.movements), _joined(self.positions)
         if len(score) > self.count:
             kept = _topmost(score, movement, self.count)
-            score, movement, place = score[kept], movement[kept], place[kept]
+            score, movement, position = score[kept], movement[kept], position[kept]
             self.edge = score.min()
         self.scores.append(score)
         self.movements.append(movement)
-        self.places.append(place)
+        self.positions.append(position)
         self.held = len(score)
-        return score, movement, place
+        return score, movement, position
 
     def join(self, processes: Processes) -> None:
         """What every process has kept, in order of position."""
         mine = [torch.from_numpy(np.ascontiguousarray(part)) for part in self.shrink()]
-        score, movement, place = (processes.gathered(part).numpy() for part in mine)
-        order = np.argsort(place, kind="stable")
-        self.scores, self.movements, self.places = [score[order]], [movement[order]], [place[order]]
+        score, movement, position = (processes.gathered(part).numpy() for part in mine)
+        order = np.argsort(position, kind="stable")
+        self.scores, self.movements, self.positions = [score[order]], [movement[order]], [position[order]]
         self.held = len(order)
 
     def sorted(self) -> Indices:
-        score, movement, place = self.shrink()
-        # lexsort's last key decides first; places are name and index order.
-        order: Indices = place[np.lexsort((place, -movement, -score))]
+        score, movement, position = self.shrink()
+        # lexsort's last key decides first; positions are name and index order.
+        order: Indices = position[np.lexsort((position, -movement, -score))]
         return order
 
 
@@ -141,14 +142,6 @@ def _topmost(score: Array, movement: Array, count: int) -> npt.NDArray[np.bool_]
     return kept
 
 
-def above_and_tied(numbers: Array, count: int) -> tuple[npt.NDArray[np.bool_], Indices]:
-    """Which numbers are above the count-th largest, and where those are that equal it."""
-    edge = np.partition(numbers, len(numbers) - count)[len(numbers) - count]
-    return numbers > edge, np.flatnonzero(numbers == edge)
-
-
-def bucket_of(tally: npt.NDArray[np.int64], count: int) -> tuple[int, int]:
-    """The bucket that holds the `count`-th largest of what was counted, and how many lie in buckets above it."""
-    reached = np.cumsum(tally[::-1])[::-1]
-    bucket = int(np.flatnonzero(reached >= count)[-1])
-    return bucket, int(reached[bucket] - tally[bucket])
+def over(processes: Processes) -> Callable[[Tally], Tally]:
+    """Counts of all processes that a model is split over."""
+    return lambda tally: processes.summed(torch.from_numpy(tally)).numpy()

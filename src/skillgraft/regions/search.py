@@ -19,17 +19,7 @@ from typing import Any, Protocol, get_args
 from skillgraft.errors import InputError, did_you_mean, listed
 from skillgraft.folders.movement import check_budget, count_of
 from skillgraft.opening.runtime import MixedPrecision, Runtime
-from skillgraft.regions.methods import (
-    BALANCED,
-    DEFAULT,
-    METHODS,
-    ONE_BUDGET,
-    OWN_SIZE,
-    SEEDED,
-    STEP_ROWS,
-    MethodResult,
-    method,
-)
+from skillgraft.regions.methods import DEFAULT, METHODS, P1, MethodResult, method
 from skillgraft.regions.problem import Problem, Reference, Start
 from skillgraft.training.snapshot import Snapshot
 from skillgraft.values.region import Region, Scope
@@ -117,7 +107,7 @@ class SearchPlan:
             raise InputError(f"mixed_precision is 'no' or 'bf16', found {self.mixed_precision!r}")
         if self.curve not in (NESTED, PAPER):
             raise InputError(f"unknown curve {self.curve!r}; {did_you_mean(self.curve, (NESTED, PAPER))}")
-        if self.curve == PAPER and self.method != "learned":
+        if self.curve == PAPER and self.method != P1:
             raise InputError(
                 f"the paper's curve starts a learned region from each density; {self.method!r} has no start: ask for the "
                 "method 'learned', or for the other curve"
@@ -128,24 +118,24 @@ class SearchPlan:
         """A plan of its own fields; every other keyword is an option of the method."""
         own = {each.name for each in fields(cls)}
         chosen = asked.get("method", DEFAULT)
-        if "start" in asked and chosen in METHODS and chosen not in OWN_SIZE:
-            raise InputError(f"the method {chosen!r} takes no 'start'; that is for {listed(OWN_SIZE)}")
+        if "start" in asked and chosen in METHODS and not METHODS[chosen].own_size:
+            raise InputError(f"the method {chosen!r} takes no 'start'; that is for {P1}")
         options = {name: value for name, value in asked.items() if name not in own}
         return cls(**{name: value for name, value in asked.items() if name in own}, options=options)
 
     def seeded(self, seed: int) -> SearchPlan:
         """With the seed of the rows for a method that draws something, unless it has one."""
-        return replace(self, options={"seed": seed, **self.options}) if self.method in SEEDED else self
+        return replace(self, options={"seed": seed, **self.options}) if METHODS[self.method].draws else self
 
     @property
     def step_rows(self) -> int:
         """Rows of one step at most: P1's 1024, or as few as the method likes."""
-        return self.batch_size or STEP_ROWS.get(self.method, P1_ROWS)
+        return self.batch_size or METHODS[self.method].step_rows or P1_ROWS
 
     @property
     def balanced(self) -> bool:
         """Whether each step has as many rows of each class."""
-        return self.method in BALANCED
+        return METHODS[self.method].balanced
 
     @property
     def scales(self) -> tuple[float, ...]:
@@ -155,7 +145,7 @@ class SearchPlan:
     @property
     def is_own(self) -> bool:
         """Whether the method itself says how many entries: γ > ½ of its best step."""
-        return self.method in OWN_SIZE and self._has_no_budget
+        return METHODS[self.method].own_size and self._has_no_budget
 
     @property
     def _has_no_budget(self) -> bool:
@@ -164,7 +154,7 @@ class SearchPlan:
     @property
     def curve_kind(self) -> str:
         """What the points of the curve are: a search that serves one budget is made anew for each."""
-        return EACH if self.method in ONE_BUDGET else self.curve
+        return EACH if METHODS[self.method].one_budget else self.curve
 
     @property
     def keeps(self) -> bool:
@@ -187,7 +177,7 @@ class SearchPlan:
 
     def count(self, scope: Scope) -> int | None:
         """How many entries were asked for; None where a share is to be kept, or the method decides."""
-        if self.method in ONE_BUDGET and self._has_no_budget:
+        if METHODS[self.method].one_budget and self._has_no_budget:
             return count_of(scope, density=P1_DENSITY)
         if self.density is None and self.entries is None:
             return None
@@ -343,7 +333,7 @@ class Searching:
         tried: dict[int, MethodResult] = {}
 
         def result(entries: int) -> MethodResult:
-            if plan.method in ONE_BUDGET:
+            if METHODS[plan.method].one_budget:
                 if entries not in tried:
                     tried[entries] = self._run(plan, problem, start, entries)
                 return tried[entries]
@@ -361,7 +351,7 @@ class Searching:
         def score(entries: int) -> float:
             return self.scorer.score(problem, result(entries).ranking.top(entries))
 
-        precision = 0.1 if plan.method in ONE_BUDGET else 0.05
+        precision = 0.1 if METHODS[plan.method].one_budget else 0.05
         count = smallest_budget(score, target=target, most=most, first=first, precision=precision)
         found = result(count)
         return Outcome(found.ranking.top(count), scale, problem, found)
@@ -394,7 +384,7 @@ class Searching:
     def _options(self, plan: SearchPlan, scale: float, start: Region, part: str) -> dict[str, Any]:
         """The method's settings. Steps of a learned region are compared only where that decides something."""
         if plan.method == "budgeted":
-            return {"on_step": self.runtime.progress, **plan.options}
+            return {"progress": self.runtime.progress, **plan.options}
         if plan.method != "learned":
             return dict(plan.options)
         compare = self.compares and (plan.is_own or bool(plan.options.get("patience")))
@@ -402,8 +392,7 @@ class Searching:
             "score": self.scorer.score_now if compare else None,
             # Looks that an earlier search did not take cannot be had any more: a search that compares begins anew.
             "snapshot": self.snapshots.at(scale, part, start=start.digest, compares=compare, **plan.decisive),
-            "snapshot_seconds": self.runtime.snapshot_seconds,
-            "on_step": self.runtime.progress,
+            "runtime": self.runtime,
             **plan.options,
         }
 

@@ -7,11 +7,11 @@ scores would not change, and four rounds would equal one; `damp=1` therefore run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from skillgraft.errors import InputError
-from skillgraft.folders.movement import BUCKETS
 from skillgraft.live.grafted import as_numpy, parameter_names
 from skillgraft.opening.processes import ALONE, Processes
 from skillgraft.opening.shards import is_split, own, own_shape, span, stretch
 from skillgraft.readouts.readout import Encoded, Readout
-from skillgraft.regions.fisher import Labels, fisher_diagonal
-from skillgraft.regions.ranking import Ranking, at_places, bucket_of, starts_of
+from skillgraft.regions.fisher import Averaging, fisher_diagonal
+from skillgraft.regions.ranking import Ranking, at_positions, over, starts_of
 from skillgraft.values.region import Region, Scope
+from skillgraft.values.topmost import Bits, edge_of
 
 DENSITY, ROUNDS, DAMP = 0.1, 4, 0.1  # P2's
-Bits = npt.NDArray[np.uint32]
 MaskOf = Callable[[str], npt.NDArray[np.bool_]]
-OnRound = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -52,12 +50,8 @@ def least_sensitive(
     density: float = DENSITY,
     rounds: int = ROUNDS,
     damp: float = DAMP,
-    labels: Labels = "sampled",
-    samples: int = 1,
-    seed: int = 0,
-    batch_size: int = 32,
-    on_round: OnRound | None = None,
     processes: Processes = ALONE,
+    **averaging: Unpack[Averaging],
 ) -> Sensed:
     """TaLoS's region: exactly round(density · scope) entries; of equally sensitive ones the first by name and index."""
     if not 0 < damp <= 1 or rounds < 1:
@@ -70,13 +64,8 @@ def least_sensitive(
     fisher: dict[str, Tensor] = {}
     for number in range(1, rounds + 1):
         with multiplied(parameters, _outside(kept), damp):
-            fisher = fisher_diagonal(
-                model, readout, rows, parameters, labels=labels, samples=samples, seed=seed, batch_size=batch_size,
-                processes=processes,
-            )  # fmt: skip
+            fisher = fisher_diagonal(model, readout, rows, parameters, processes=processes, **averaging)
         kept = lowest(fisher, kept, share_of(chosen, density ** (number / rounds)), firsts, processes)
-        if on_round:
-            on_round(number, rounds)
     dead = sum(int((numbers == 0).sum()) for numbers in _numbers(fisher, kept, firsts))
     share = int(processes.summed(torch.tensor(dead))) / share_of(chosen, density)
     facts = {"rounds": rounds, "damp": damp, "insensitive_share": share, "rows": len(rows)}
@@ -90,19 +79,13 @@ def most_sensitive(
     *,
     scope: str = "layers",
     density: float = DENSITY,
-    labels: Labels = "sampled",
-    samples: int = 1,
-    seed: int = 0,
-    batch_size: int = 32,
     processes: Processes = ALONE,
+    **averaging: Unpack[Averaging],
 ) -> Sensed:
     """FISH: the entries with the highest Fisher information."""
     parameters, chosen = in_scope(model, scope)
     count = share_of(chosen, density)
-    fisher = fisher_diagonal(
-        model, readout, rows, parameters, labels=labels, samples=samples, seed=seed, batch_size=batch_size,
-        processes=processes,
-    )  # fmt: skip
+    fisher = fisher_diagonal(model, readout, rows, parameters, processes=processes, **averaging)
 
     def scores(name: str) -> npt.NDArray[np.floating[Any]]:
         return as_numpy(fisher[name])
@@ -142,23 +125,16 @@ def lowest(
     """
 
     def patterns() -> Iterator[Bits]:
-        # None is below 0, so that their bits sort as the numbers do.
-        return (each.astype(np.float32, copy=False).view(np.uint32) for each in _numbers(fisher, kept, firsts))
+        # None is below 0, so that their bits sort as the numbers do; turned over, the least sensitive are the largest.
+        return (~each.astype(np.float32, copy=False).view(np.uint32) for each in _numbers(fisher, kept, firsts))
 
-    tally = _tally(patterns(), lambda bits: bits >> np.uint32(16), processes)
-    most = int(tally.sum()) - count + 1  # the `count`-th lowest is so many-th of the highest
-    leading, above = bucket_of(tally, most)
-    within = (bits[bits >> np.uint32(16) == leading] for bits in patterns())
-    tally = _tally(within, lambda bits: bits & np.uint32(0xFFFF), processes)
-    rest, above_rest = bucket_of(tally, most - above)
-    edge = np.uint32(leading << 16 | rest)
-    ties = int(tally[rest]) + above + above_rest - most + 1  # of those at the edge, so many are among the lowest
-    equal = {name: int((bits == edge).sum()) for name, bits in zip(kept.sites, patterns(), strict=True)}
-    taken = processes.shared_out({name: equal.get(name, 0) for name in kept.scope.shapes}, ties)
+    edge = edge_of(patterns, count, over(processes))
+    equal = {name: int((bits == edge.bits).sum()) for name, bits in zip(kept.sites, patterns(), strict=True)}
+    taken = processes.shared_out({name: equal.get(name, 0) for name in kept.scope.shapes}, edge.ties)
     sites = {}
     for (name, at), bits in zip(kept.sites.items(), patterns(), strict=True):
-        chosen = bits < edge
-        chosen[np.flatnonzero(bits == edge)[: taken[name]]] = True
+        chosen = bits > edge.bits
+        chosen[np.flatnonzero(bits == edge.bits)[: taken[name]]] = True
         sites[name] = at[chosen]
     return Region(kept.scope, {name: at for name, at in sites.items() if len(at)})
 
@@ -176,9 +152,9 @@ def _joined(mine: Region, processes: Processes) -> Region:
     if not processes.split:
         return mine
     starts = dict(zip(mine.scope.shapes, starts_of(mine.scope), strict=False))
-    places = [at.astype(np.int64) + starts[name] for name, at in mine.sites.items()]
-    joined = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *places]))
-    return at_places(mine.scope, np.sort(processes.gathered(joined).numpy()))
+    positions = [at.astype(np.int64) + starts[name] for name, at in mine.sites.items()]
+    joined = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *positions]))
+    return at_positions(mine.scope, np.sort(processes.gathered(joined).numpy()))
 
 
 def _numbers(
@@ -187,14 +163,6 @@ def _numbers(
     """Each tensor's kept numbers."""
     for name, at in kept.sites.items():
         yield as_numpy(fisher[name]).reshape(-1)[at - firsts.get(name, 0)]
-
-
-def _tally(patterns: Iterable[Bits], part: Callable[[Bits], Bits], processes: Processes) -> npt.NDArray[np.int64]:
-    found = np.zeros(BUCKETS, np.int64)
-    for bits in patterns:
-        found += np.bincount(part(bits), minlength=BUCKETS)
-    summed: npt.NDArray[np.int64] = processes.summed(torch.from_numpy(found)).numpy()
-    return summed
 
 
 def _outside(region: Region) -> MaskOf:

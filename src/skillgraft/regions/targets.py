@@ -27,7 +27,7 @@ _TOGETHER = 64  # rows of one forward pass
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Whose answers each task's rows are compared with, and what each task weighs in a step's loss (1 where it is not said)."""
+    """Whose answers each task's rows are compared with, and what each task weighs in a step's loss (1 by default)."""
 
     opened: TaskModel
     teachers: Mapping[str, Tensors] = field(default_factory=dict)

@@ -19,7 +19,7 @@ import numpy as np
 
 from skillgraft.errors import InputError
 from skillgraft.folders.checkpoint import Checkpoint, Tensors, content_digest, take
-from skillgraft.folders.extract import changed_outside, check_pair
+from skillgraft.folders.extract import changed_outside, check_pair, refuse_new_rows
 from skillgraft.measure.metrics import METRICS
 from skillgraft.measure.summary import summary
 from skillgraft.opening.activations import recomputed
@@ -261,13 +261,14 @@ def open_pair(
     Of tasks in `unlabelled` only the rows count; plans with labels="tuned" learn tuned's answers on every task.
     """
     source, numbers, heads = check_pair(base, tuned, convert=convert)
+    refuse_new_rows(heads, tuned)
     scope = Scope.select(plan.scope, heads.region.scope.shapes)
     searched, count = numbers, plan.count(scope)
     if plan.max_rank is not None:
         searched = within_lines(source, numbers, scope, most=plan.max_rank, count=count)
     dtype = working_format(str(source.format), runtime.dtype)
     opened = TaskModel.open(
-        base, [*tasks, *controls], data=data, dtype=dtype, device=runtime.device, splits=SPLITS[:1], optional=SPLITS[1:],
+        base, [*tasks, *controls], data=data, dtype=dtype, device=runtime.device, splits=SPLITS,
         shard=runtime.shard,
     )  # fmt: skip
     names, kept = opened.tasks[: len(tasks)], opened.tasks[len(tasks) :]

@@ -120,10 +120,12 @@ Block = Text | Heading | Made | TableBlock | Drawing | Grid
 def table_of(sheet: Sheet) -> TableBlock:
     """Rows and columns as the sheet has them; the reasons of missing cells stand below."""
     reasons = list(dict.fromkeys(cell.reason for cell in sheet.cells.values() if cell.value is None))
-    rows = [[_row_name(row), *(cell_field(cell, sheet.unit, reasons) for cell in sheet.row(row))] for row in sheet.rows]
+    rows = [
+        [_row_name(row), *(cell_field(sheet.cells[row, c], sheet.unit_of(c), reasons) for c in sheet.columns)]
+        for row in sheet.rows
+    ]
     notes = [f"{mark(number)} {reason}" for number, reason in enumerate(reasons)]
-    percent = " (%)" if sheet.unit == "percent" else ""
-    return TableBlock(f"{sheet.title}{percent}", [sheet.corner, *sheet.columns], rows, notes)
+    return TableBlock(sheet.caption, [sheet.corner, *map(sheet.heading, sheet.columns)], rows, notes)
 
 
 def shown_sheet(name: str, sheet: Sheet) -> list[Block]:

@@ -1,7 +1,7 @@
-"""Figures as files: an HTML page for readers and an SVG picture for documents.
+"""Figures as files: an HTML page for readers, an SVG picture for documents and, on request, a PDF for papers.
 
-    written = write_figure(result, "figures/fig8")   # figures/fig8.html, figures/fig8.svg
-    written.files, written.without_svg               # the reason, where no picture could be made
+    written = write_figure(result, "figures/fig8", pdf=True)   # figures/fig8.html, figures/fig8.svg, figures/fig8.pdf
+    written.files, written.without_svg                         # the reason, where no picture could be made
 
 Many figures in one folder share one `plotly.min.js` beside them. The same input gives the same bytes.
 """
@@ -38,8 +38,8 @@ class Written:
     without_svg: str = ""
 
 
-def write_figure(shown: Result | Sheet, path: str | Path, *, svg: bool = True) -> Written:
-    """Write `path`.html and, where a browser is found, `path`.svg (`path`-1.svg … for a result of several sheets)."""
+def write_figure(shown: Result | Sheet, path: str | Path, *, svg: bool = True, pdf: bool = False) -> Written:
+    """Write `path`.html and, where a browser is found, `path`.svg (`path`-1.svg … for a result of several sheets), `path`.pdf."""
     given = Path(path)
     stem = given.with_suffix("") if given.suffix in _SUFFIXES else given
     sheets = shown.sheets if isinstance(shown, Result) else (shown,)
@@ -48,16 +48,20 @@ def write_figure(shown: Result | Sheet, path: str | Path, *, svg: bool = True) -
     page = stem.parent / f"{stem.name}.html"
     _share_library(page.parent)
     _write(page, _page(title, sheets, figures))
-    if not svg:
+    kinds = [kind for kind, wanted in (("svg", svg), ("pdf", pdf)) if wanted]
+    if not kinds:
         return Written((page,), "no picture was asked for")
     names = [stem.name] if len(figures) == 1 else [f"{stem.name}-{number}" for number in range(1, len(figures) + 1)]
     try:
-        pictures = pictures_of(figures)
+        pictures = {kind: pictures_of(figures, kind) for kind in kinds}
     except NoBrowser as missing:
         return Written((page,), str(missing))
-    files = [stem.parent / f"{name}.svg" for name in names]
-    for file, picture in zip(files, pictures, strict=True):
-        _write(file, picture)
+    files = {
+        stem.parent / f"{name}.{kind}": each for kind in kinds for name, each in zip(names, pictures[kind], strict=True)
+    }
+    for file, picture in files.items():
+        with atomic.new_file(file, overwrite=True) as new:
+            new.write_bytes(picture)
     return Written((page, *files))
 
 
@@ -65,8 +69,8 @@ class NoBrowser(Exception):
     """No picture can be made here; the message says what is missing."""
 
 
-def pictures_of(figures: Sequence[Figure]) -> list[str]:
-    """Each figure as SVG, all drawn by one headless browser; NoBrowser where there is none that works."""
+def pictures_of(figures: Sequence[Figure], kind: str = "svg") -> list[bytes]:
+    """Each figure as SVG or PDF, all drawn by one headless browser; NoBrowser where there is none that works."""
     try:
         import kaleido
     except ImportError:
@@ -75,7 +79,7 @@ def pictures_of(figures: Sequence[Figure]) -> list[str]:
     async def drawn() -> list[bytes]:
         # Kaleido would otherwise fetch MathJax from the network, which figures here do not use.
         async with kaleido.Kaleido(n=1, page_generator=kaleido.PageGenerator(mathjax=False)) as browser:
-            return [await browser.calc_fig(_with_steady_traces(each), opts=_options(each)) for each in figures]
+            return [await browser.calc_fig(_with_steady_traces(each), opts=_options(each, kind)) for each in figures]
 
     try:
         with ThreadPoolExecutor(1) as thread:  # a notebook's thread has a loop of its own running
@@ -83,11 +87,11 @@ def pictures_of(figures: Sequence[Figure]) -> list[str]:
     except Exception as error:  # whatever a browser that is missing or does not start makes kaleido raise
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise NoBrowser(f"pictures need a Chromium or Chrome browser that starts here: {why}") from None
-    return [_with_steady_names(picture.decode()) for picture in pictures]
+    return list(map(_with_steady_names if kind == "svg" else _without_dates, pictures))
 
 
-def _options(figure: Figure) -> dict[str, Any]:
-    return {"format": "svg", "width": _WIDTH, "height": figure.layout.height}
+def _options(figure: Figure, kind: str) -> dict[str, Any]:
+    return {"format": kind, "width": _WIDTH, "height": figure.layout.height}
 
 
 # Plotly draws random characters for names within a picture; the same figure must give the same bytes.
@@ -100,9 +104,14 @@ def _with_steady_traces(figure: Figure) -> Figure:
     return steady
 
 
-def _with_steady_names(picture: str) -> str:
-    found = re.search(r'id="defs-([0-9a-f]{6})"', picture)
-    return picture.replace(found.group(1), "figure") if found else picture
+def _with_steady_names(picture: bytes) -> bytes:
+    found = re.search(rb'id="defs-([0-9a-f]{6})"', picture)
+    return picture.replace(found.group(1), b"figure") if found else picture
+
+
+def _without_dates(picture: bytes) -> bytes:
+    """A PDF says when it was made; the same digits everywhere keep what follows where the file says it is."""
+    return re.sub(rb"(?<=Date \(D:)\d{14}", b"20000101000000", picture)
 
 
 def _page(title: str, sheets: Sequence[Sheet], figures: Sequence[Figure]) -> str:

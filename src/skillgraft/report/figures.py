@@ -1,4 +1,4 @@
-"""Sheets as figures: pure functions from a `Sheet` to a plotly figure, one for each look.
+"""Sheets as figures: pure functions from a `Sheet` to a plotly figure, one for each look; and reliability diagrams.
 
     figure(sheet).show()
 
@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from skillgraft.measure.calibration import Reliability
 from skillgraft.report import look
 from skillgraft.report.sheet import Cell, Look, Sheet
-from skillgraft.values.printing import shown
+from skillgraft.report.value_sheets import bin_names
+from skillgraft.values.printing import Unit, shown
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -31,11 +34,14 @@ def figure(sheet: Sheet) -> Figure:
 
 def table(sheet: Sheet) -> Figure:
     """The numbers as text, for pages that show figures alone."""
-    texts = [[in_words(cell, sheet) for cell in sheet.column(column)] for column in sheet.columns]
+    texts = [[in_words(cell, sheet.unit_of(column)) for cell in sheet.column(column)] for column in sheet.columns]
     shape = {
         "align": ["left", *["right"] * len(sheet.columns)], "height": _ROW_PIXELS, "line": {"color": look.GRID},
     }  # fmt: skip
-    head = {"values": [look.literal(name) for name in (sheet.corner, *sheet.columns)], "fill": {"color": "#F0F2F5"}}
+    head = {
+        "values": [look.literal(name) for name in (sheet.corner, *map(sheet.heading, sheet.columns))],
+        "fill": {"color": "#F0F2F5"},
+    }
     body = {"values": [[look.literal(text) for text in column] for column in (sheet.rows, *texts)]}
     drawn = look.new_figure(sheet.title, height=70 + _ROW_PIXELS * (len(sheet.rows) + 1))
     drawn.add_table(header={**head, **shape}, cells={**body, "fill": {"color": "#FFFFFF"}, **shape})
@@ -119,7 +125,7 @@ def _bar(sheet: Sheet, number: int) -> dict[str, Any]:
         "x": list(range(len(cells))), "y": [_scaled(cell.value, sheet) for cell in cells], "error_y": _whiskers(cells, sheet),
         "name": look.literal(column), "offsetgroup": str(number), "legendgroup": str(number), "hoverinfo": "text",
         "hovertext": [_hover(sheet, row, column) for row in sheet.rows],
-        "text": [f" {look.literal(in_words(cell, sheet))} " for cell in cells] if labelled else None,
+        "text": [f" {look.literal(in_words(cell, sheet.unit))} " for cell in cells] if labelled else None,
         "textposition": "auto" if labelled else "none", "textangle": 0, "cliponaxis": False,
         "marker": {"color": style["colour"], "pattern": pattern},
     }  # fmt: skip
@@ -218,11 +224,11 @@ def _colours(sheet: Sheet) -> dict[str, Any]:
     return {"colorscale": [list(stop) for stop in stops], "colorbar": bar, **middle}
 
 
-def in_words(cell: Cell, sheet: Sheet) -> str:
+def in_words(cell: Cell, unit: Unit) -> str:
     """`84.7 [82.4, 86.9], paper 91.0`: a cell in full."""
-    number = "–" if cell.value is None else shown(cell.value, sheet.unit)
-    spread = f" [{', '.join(shown(end, sheet.unit) for end in cell.interval)}]" if cell.interval else ""
-    paper = f", paper {shown(cell.paper, sheet.unit)}" if cell.paper is not None else ""
+    number = "–" if cell.value is None else shown(cell.value, unit)
+    spread = f" [{', '.join(shown(end, unit) for end in cell.interval)}]" if cell.interval else ""
+    paper = f", paper {shown(cell.paper, unit)}" if cell.paper is not None else ""
     return f"{number}{spread}{paper}"
 
 
@@ -242,7 +248,7 @@ def _hover(sheet: Sheet, row: str, column: str) -> str:
     cell = sheet.cells[row, column]
     percent = " %" if sheet.unit == "percent" and cell.value is not None else ""
     texts = [
-        f"{sheet.rows_are} {row}", f"{sheet.columns_are} {column}", f"{sheet.values_are} {in_words(cell, sheet)}{percent}",
+        f"{sheet.rows_are} {row}", f"{sheet.columns_are} {column}", f"{sheet.values_are} {in_words(cell, sheet.unit)}{percent}",
         cell.note, cell.reason,
     ]  # fmt: skip
     return "<br>".join(look.literal(text.strip()) for text in texts if text)
@@ -268,3 +274,46 @@ def _paper_marks(sheet: Sheet, number: int, at: Sequence[float]) -> dict[str, An
 LOOKS: Mapping[Look, Callable[[Sheet], Figure]] = MappingProxyType(
     {"table": table, "lines": lines, "bars": bars, "heatmap": heatmap}
 )
+
+
+def reliability_diagram(found: Reliability, *, title: str, small: bool = False) -> Figure:
+    """Accuracy by confidence (P1 §4.1): bars below the diagonal are over-confident, the hatched part is the gap.
+
+    A small one leaves axis titles and legend to the text above it.
+    """
+    drawn = look.new_figure(title, height=180 if small else 320, barmode="overlay", bargap=0, showlegend=not small)
+    width = 100 * (found.edges[1] - found.edges[0])
+    centres = [100 * (low + high) / 2 for low, high in pairwise(found.edges)]
+    texts = [
+        f"confidence {name}<br>accuracy {_percent(right)} %, mean confidence {_percent(sure)} %<br>{count} rows"
+        for name, count, sure, right in zip(
+            bin_names(found.edges), found.counts, found.confidence, found.accuracy, strict=True
+        )
+    ]
+    pairs = list(zip(found.accuracy, found.confidence, strict=True))
+    drawn.add_bar(
+        x=centres, y=[None if right is None else 100 * right for right, _ in pairs], width=width, name="accuracy",
+        marker={"color": look.COLOURS[0], "line": {"color": "#FFFFFF", "width": 1}}, hovertext=texts, hoverinfo="text",
+    )  # fmt: skip
+    drawn.add_bar(
+        x=centres, base=[None if right is None else 100 * right for right, _ in pairs], width=width, name="gap to confidence",
+        y=[None if right is None or sure is None else 100 * (sure - right) for right, sure in pairs], hoverinfo="skip",
+        marker={
+            "color": look.faded(look.COLOURS[1], 0.18), "line": {"color": look.COLOURS[1], "width": 1},
+            "pattern": {"shape": "/", "fgcolor": look.COLOURS[1], "size": 6},
+        },
+    )  # fmt: skip
+    drawn.add_scatter(
+        x=[0, 100], y=[0, 100], mode="lines", name="as sure as right", hoverinfo="skip",
+        line={"color": look.MUTED, "dash": "dash", "width": 1.5},
+    )  # fmt: skip
+    titles = ("", "") if small else ("confidence (%)", "accuracy (%)")
+    across, up = (
+        {"title": {"text": text}, "tickvals": [0, 50, 100]} if small else {"title": {"text": text}} for text in titles
+    )
+    drawn.update_layout(xaxis={**across, "range": [0, 100]}, yaxis={**up, "range": [0, 102]})
+    return drawn
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"

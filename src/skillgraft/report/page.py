@@ -18,7 +18,7 @@ from skillgraft.files import atomic
 from skillgraft.report import look, sections
 from skillgraft.report.artefacts import Found, find
 from skillgraft.report.blocks import Block, environment, render
-from skillgraft.report.story import overview
+from skillgraft.report.overview import overview
 
 # Name (the anchor) → title, and what makes the section of what was found.
 SECTIONS: Mapping[str, tuple[str, Callable[[Found], list[Block]]]] = MappingProxyType(

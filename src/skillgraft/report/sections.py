@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from skillgraft.measure.calibration import reliability
@@ -22,13 +23,14 @@ from skillgraft.report.blocks import (
     Made,
     TableBlock,
     Text,
-    cell_field,
     shown_sheet,
+    table_of,
 )
-from skillgraft.report.calibration import reliability_diagram, reliability_sheet
+from skillgraft.report.figures import reliability_diagram
 from skillgraft.report.json_artefacts import ScaleCurves, Scores
-from skillgraft.report.sheet import Cell, Sheet
-from skillgraft.report.story import charts, in_order, people_names, share_in_words
+from skillgraft.report.overview import charts, share_in_words
+from skillgraft.report.score_sheets import people_names, score_sheet
+from skillgraft.report.sheet import Sheet
 from skillgraft.report.value_sheets import (
     DISENTANGLEMENT,
     confidence_sheet,
@@ -37,19 +39,11 @@ from skillgraft.report.value_sheets import (
     curves_sheet,
     density_sheet,
     region_sheet,
+    reliability_sheet,
     sizes_sheet,
 )
 from skillgraft.values.graft import Graft
-from skillgraft.values.printing import Unit, human_bytes
-
-# Measure → how its column is called, and its unit; the score's column has the metric's own name.
-_COLUMNS: Mapping[str, tuple[str, Unit]] = {
-    "score": ("", "percent"), "ece": ("ECE", "percent"), "nll": ("NLL", "number"),
-    "perplexity": ("perplexity", "number"), "token_accuracy": ("token accuracy", "percent"),
-    "exact_match": ("exact match", "percent"), "contains": ("contains", "percent"),
-    "agreement": ("agreement", "percent"), "share_kept": ("share kept", "percent"),
-    "relative_gain": ("relative gain", "percent"), "exact_match_kept": ("exact match kept", "percent"),
-}  # fmt: skip
+from skillgraft.values.printing import human_bytes
 
 
 def scores(found: Found) -> list[Block]:
@@ -80,27 +74,9 @@ def _answers(scores: Scores) -> TableBlock:
 
 
 def _score_table(scores: Scores) -> TableBlock:
-    kept = [
-        measure
-        for measure in _COLUMNS
-        # A score that is one of the other columns stands there.
-        if (measure != "score" or scores.metric not in _COLUMNS)
-        and any(measure in cells and cells[measure].value is not None for cells in scores.models.values())
-    ]
-    units = [scores.unit if measure == "score" else _COLUMNS[measure][1] for measure in kept]
-    names = [(_COLUMNS[measure][0] or scores.metric) for measure in kept]
-    header = ["model", *(f"{name} (%)" if unit == "percent" else name for name, unit in zip(names, units, strict=True))]
-    people = people_names(scores.models)
-    rows = [
-        [Field(people[model]), *(_measure(cells.get(measure), unit) for measure, unit in zip(kept, units, strict=True))]
-        for model, cells in sorted(scores.models.items(), key=lambda each: in_order(scores.roles[each[0]].role))
-    ]
-    majority = [] if scores.majority is None else [f"Majority class: {100 * scores.majority:.1f} %."]
-    return TableBlock(scores.title, header, rows, majority)
-
-
-def _measure(cell: Cell | None, unit: Unit) -> Field:
-    return cell_field(cell, unit) if cell else Field("–", hint="not compared")
+    sheet = score_sheet(scores)
+    table = table_of(sheet)
+    return replace(table, notes=[*table.notes, *sheet.notes])
 
 
 def calibration(found: Found) -> list[Block]:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from skillgraft.errors import InputError, did_you_mean
+from skillgraft.errors import InputError, did_you_mean, listed
 from skillgraft.files import atomic
 from skillgraft.files.regular import CONFIG_BYTES, read_text
-from skillgraft.measure.intervals import ENOUGH_SEEDS, seed_std
+from skillgraft.measure.intervals import seed_std
 from skillgraft.values import escaping, strict_json
 from skillgraft.values.info import FORMATS
-from skillgraft.values.printing import Unit, shown
+from skillgraft.values.printing import ENOUGH_SEEDS, Unit, shown
 
 FORMAT = FORMATS["result"]
 Look = Literal["table", "lines", "bars", "heatmap"]
@@ -65,6 +65,7 @@ class Sheet:
 
     A sheet of lines has numbers as row names (the x axis) and one line per column. `values_are` names what the cells say,
     `log_values` spreads bars or colours logarithmically, and a heatmap with a `centre` has two colours that meet there.
+    Columns of a table may have `units` of their own.
     """
 
     title: str
@@ -80,12 +81,19 @@ class Sheet:
     values_are: str = ""
     log_values: bool = False
     centre: float | None = None
+    units: Mapping[str, Unit] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for what, known in (("look", get_args(Look)), ("unit", get_args(Unit))):
             if getattr(self, what) not in known:
                 found = str(getattr(self, what))
                 raise InputError(f"sheet {self.title!r}: unknown {what} {found!r}; {did_you_mean(found, known)}")
+        odd_units = [unit for unit in self.units.values() if unit not in get_args(Unit)]
+        if odd_units or not self.units.keys() <= set(self.columns) or (self.units and self.look != "table"):
+            names = listed(get_args(Unit))
+            raise InputError(
+                f"sheet {self.title!r}: units are {names}, for columns of a table; found {dict(self.units)!r:.200}"
+            )
         if self.look == "lines" and not all(map(_is_number, self.rows)):
             odd = next(row for row in self.rows if not _is_number(row))
             raise InputError(f"sheet {self.title!r}: the rows of lines are numbers (the x axis), found {odd!r}")
@@ -99,6 +107,18 @@ class Sheet:
     def corner(self) -> str:
         """What stands above the row names of a table."""
         return " / ".join(filter(None, (self.rows_are, self.columns_are)))
+
+    def unit_of(self, column: str) -> Unit:
+        return self.units.get(column, self.unit)
+
+    def heading(self, column: str) -> str:
+        """What stands above a column; its unit where the columns have several."""
+        return f"{column} (%)" if self.units and self.unit_of(column) == "percent" else column
+
+    @property
+    def caption(self) -> str:
+        """The title, with the unit that all columns have."""
+        return f"{self.title} (%)" if self.unit == "percent" and not self.units else self.title
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         return ((row, column) for row in self.rows for column in self.columns)
@@ -174,7 +194,7 @@ def _sheet_json(sheet: Sheet) -> dict[str, Any]:
         | {k: v for k, v in vars(sheet.cells[row, column]).items() if v not in (None, "", ())}
         for row, column in sheet.pairs()
     ]
-    return {**own, "cells": cells}
+    return {**own, **({"units": dict(sheet.units)} if sheet.units else {}), "cells": cells}
 
 
 def _sheet(found: Mapping[str, Any]) -> Sheet:
@@ -182,7 +202,7 @@ def _sheet(found: Mapping[str, Any]) -> Sheet:
     if wrong:
         raise TypeError(f"{wrong[0]} is {found[wrong[0]]!r}")
     cells = {(_text(each["row"]), _text(each["column"])): _cell(each) for each in found["cells"]}
-    own: dict[str, Any] = {key: _texts(found.get(key, ())) for key in _LISTS}
+    own: dict[str, Any] = {key: _texts(found.get(key, ())) for key in _LISTS} | {"units": dict(found.get("units", {}))}
     return Sheet(cells=cells, **own, **{key: found[key] for key in _PLAIN if key in found})
 
 
@@ -214,9 +234,13 @@ def markdown(result: Result, *, level: int = 2) -> str:
 
 def _table(sheet: Sheet) -> list[str]:
     reasons: list[str] = []
-    lines = [f"**{escaping.markdown(sheet.title)}**" + (" (%)" if sheet.unit == "percent" else ""), ""]
-    lines += [_line([sheet.corner, *sheet.columns]), _line(["---", *["---:"] * len(sheet.columns)])]
-    lines += [_line([row, *(_shown(cell, sheet.unit, reasons) for cell in sheet.row(row))]) for row in sheet.rows]
+    lines = [f"**{escaping.markdown(sheet.title)}**{sheet.caption.removeprefix(sheet.title)}", ""]
+    lines += [_line([sheet.corner, *map(sheet.heading, sheet.columns)])]
+    lines += [_line(["---", *["---:"] * len(sheet.columns)])]
+    lines += [
+        _line([row, *(_shown(sheet.cells[row, c], sheet.unit_of(c), reasons) for c in sheet.columns)])
+        for row in sheet.rows
+    ]
     marks = [f"{mark(number)} {reason}" for number, reason in enumerate(reasons)]
     return [*lines, *(["", "; ".join(marks)] if marks else []), *(["", *sheet.notes] if sheet.notes else [])]
 

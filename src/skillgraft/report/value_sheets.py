@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from skillgraft.errors import InputError
-from skillgraft.measure.calibration import confidence_histogram
+from skillgraft.measure.calibration import Reliability, confidence_histogram
 from skillgraft.measure.intervals import Estimate
 from skillgraft.measure.matrices import Matrix, coverage_matrix
 from skillgraft.predictions.predictions import Predictions
@@ -29,7 +29,8 @@ def cell_of(found: Estimate | Mapping[str, Any] | None) -> Cell:
     if facts is None:
         return Cell(reason=NOT_MEASURED)
     value, low, high, reason = (facts.get(key) for key in ("value", "low", "high", "reason"))
-    return Cell(value, low, high, reason=str(reason or ("" if value is not None else "undefined")))
+    why = str(reason or ("" if value is not None else "undefined"))
+    return Cell(value, low, high, reason=why, seeds=tuple(map(float, facts.get("seeds") or ())))
 
 
 def region_sheet(region: Region, *, title: str) -> Sheet:
@@ -182,3 +183,22 @@ def confidence_sheet(predictions: Mapping[str, Predictions], *, title: str = "Co
 def bin_names(edges: Sequence[float]) -> list[str]:
     """`0.40–0.47` for each pair of neighbouring edges."""
     return [f"{low:.2f}–{high:.2f}" for low, high in pairwise(edges)]
+
+
+def reliability_sheet(found: Reliability, *, title: str) -> Sheet:
+    """The diagram's numbers; bins without rows are left out."""
+    kept = [
+        (name, count, sure, right)
+        for name, count, sure, right in zip(
+            bin_names(found.edges), found.counts, found.confidence, found.accuracy, strict=True
+        )
+        if count and sure is not None and right is not None
+    ]
+    total = sum(found.counts)
+    columns = ("share of rows", "mean confidence", "accuracy")
+    cells = {
+        (name, column): Cell(value)
+        for name, count, *shares in kept
+        for column, value in zip(columns, (count / total, *shares), strict=True)
+    }
+    return Sheet(title, tuple(name for name, *_ in kept), columns, cells, rows_are="confidence")

@@ -77,6 +77,8 @@ class CacheLayer:
 class Decoding:
     """The rows that are being written: their cache, and which of its positions each of them uses."""
 
+    joins = True  # whether rows may come while others are being written
+
     def __init__(self, model: nn.Module, *, pad_id: int = 0) -> None:
         self.model, self._pad_id = model, pad_id
         self._layers: list[CacheLayer] = []

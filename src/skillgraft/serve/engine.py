@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from skillgraft.serve.decoding import Decoding
+from skillgraft.serve.encoded import EncodedDecoding, encodes
 from skillgraft.serve.limits import Limits
 from skillgraft.serve.metrics import Metrics
 from skillgraft.serve.questions import READERS
@@ -54,7 +55,7 @@ class Engine:
         self._reads: deque[ReadRow] = deque()
         self._prompts: deque[WriteRow] = deque()
         self._writing: list[WriteRow] = []
-        self._decoding = Decoding(model, pad_id=pad_id)
+        self._decoding: Any = (EncodedDecoding if encodes(model) else Decoding)(model, pad_id=pad_id)
         self._entering: AbstractContextManager[None] | None = (
             None  # made anew when a row comes or goes, not for every token
         )
@@ -145,7 +146,7 @@ class Engine:
     def _prepare(self, ticket: Ticket) -> None:
         try:
             rows = [] if ticket.gone else ticket.prepare(ticket)
-            for spec in {id(row.spec): row.spec for row in rows}.values():
+            for spec in {id(row.spec): row.spec for row in rows if _is_sum(row.spec)}.values():
                 self.bank.rows([spec])  # skills that cannot be put together fail here, before others are touched
         except Exception as error:
             self._leave_queue(ticket.rows)
@@ -214,6 +215,8 @@ class Engine:
     def _next_prompts(self) -> list[WriteRow]:
         chosen: list[WriteRow] = []
         longest = 0
+        if self._writing and not self._decoding.joins:
+            return chosen
         while self._prompts and len(self._writing) + len(chosen) < self.limits.batch_rows:
             row = self._prompts[0]
             longest = max(longest, len(row.prompt))
@@ -261,6 +264,11 @@ class Engine:
         self._decoding.keep([at for at, stays in enumerate(kept) if stays])
         self._entering = None
         self._writing = [row for row, stays in zip(self._writing, kept, strict=True) if stays]
+
+
+def _is_sum(spec: Spec) -> bool:
+    """Whether skills have to be put together: one by itself is held as it is."""
+    return spec is not None and (len(spec) > 1 or any(scale != 1.0 for scale in spec.values()))
 
 
 def _answer(call: Callable[[], Any], future: Future[Any]) -> None:

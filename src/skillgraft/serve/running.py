@@ -134,14 +134,22 @@ def _vllm(settings: Settings, work: Path) -> tuple[Any, dict[str, Any]]:
 
 async def _serve(server: Any, folder: Folder, socket: sockets.socket, on_ready: Callable[[], None]) -> None:
     await folder.look()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
+    _on_signals(server.handle_exit)
     serving = asyncio.create_task(server.serve(sockets=[socket]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     if server.started:
         on_ready()
     await serving
+
+
+def _on_signals(end: Callable[[int, Any], None]) -> None:
+    """End cleanly on SIGINT and SIGTERM; where the event loop takes no signals (Windows), as Python itself does."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            asyncio.get_running_loop().add_signal_handler(number, end, number, None)
+        except NotImplementedError:
+            signal.signal(number, end)
 
 
 def _facts(service: Any, folder: Folder, socket: sockets.socket) -> dict[str, Any]:

@@ -5,8 +5,8 @@
     ticket = service.writing(ask, pick, deliver)      # to be given to service.engine.submit
 
 One model answers everything. Which Auto class loads it follows from the base's architecture and from what the skills read: a
-language model writes, and classifies by prompts; an encoder gives embeddings, and classifies by a text head, a classifier or a
-masked prompt.
+language model writes, and classifies by prompts; an encoder-decoder writes; an encoder gives embeddings, and classifies by a text
+head, a classifier or a masked prompt.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ from skillgraft.serve.texts import GrowingText
 from skillgraft.serve.work import Event, ReadRow, Ticket, WriteRow
 from skillgraft.task_model import open_plan
 
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
+_CAUSAL, _PAIRED = ("ForCausalLM", "LMHeadModel"), ("ForConditionalGeneration",)
 LOADERS: Mapping[str, Plan] = {
     "causal": Plan("AutoModelForCausalLM", lambda _model: (), head="stored"),
+    "encoder-decoder": Plan("AutoModelForSeq2SeqLM", lambda _model: (), head="stored"),
     "linear": Plan("AutoModelForSequenceClassification", lambda _model: (), head="made"),
     "masked": Plan("AutoModelForMaskedLM", lambda _model: (), head="stored"),
     "text-head": Plan("AutoModel", lambda _model: (), head="unread"),
 }
+WRITING = ("causal", "encoder-decoder")
 AUTO = "auto"
 _CONTEXT = 4  # tokens of the prompt that are decoded along, so that spaces come out right
 Deliver = Callable[[Event], None]
@@ -96,7 +98,7 @@ class Service:
         own = None if fresh else _own(source, kind, ask)
         shelf = Shelf(called, engine, bank, limits.skills, lambda graft: ask(graft.info), own, has_head=not fresh)
         metrics.gauge("skills", "Skills held.", lambda: len(shelf.held))
-        embedder = None if kind == "causal" else Embedder.of(source)
+        embedder = None if kind in WRITING else Embedder.of(source)
         words: Any = model.get_input_embeddings()  # type: ignore[operator]
         return cls(
             called, source, model, kind, engine, shelf, limits, metrics, embedder, copy.deepcopy(tokenizer),
@@ -105,7 +107,7 @@ class Service:
 
     @property
     def writes(self) -> bool:
-        return self.kind == "causal"
+        return self.kind in WRITING
 
     @property
     def fingerprint(self) -> str:
@@ -163,7 +165,8 @@ class Service:
     def _row(self, ask: Writing, pick: Pick, ticket: Ticket, ids: Sequence[int], row: int, draw: int) -> WriteRow:
         seed = ask.sampling.seed
         sampling = replace(ask.sampling, seed=None if seed is None else seed + draw) if draw else ask.sampling
-        text = GrowingText(self.source.tokenizer, ask.stop, list(ids[-_CONTEXT:]))
+        context = list(ids[-_CONTEXT:]) if self.kind == "causal" else []  # a decoder's text begins by itself
+        text = GrowingText(self.source.tokenizer, ask.stop, context)
         most = self._room_for(ids, ask)
         return WriteRow(ticket, row, pick.spec, ids, text, Sampler(sampling), most, ask.stream)
 
@@ -175,6 +178,8 @@ class Service:
                 400, "invalid_value", "the prompt is empty, and this model has no token to begin with", "prompt"
             )
         left = allowed - len(ids)
+        if self.kind != "causal" and left >= 0:  # prompt and answer stand apart
+            left = allowed
         if left < (ask.most or 1):
             raise Refused(
                 400, "context_length_exceeded",
@@ -190,7 +195,9 @@ class Service:
                     400, "invalid_value", f"token ids are below {self.vocabulary}; found {max(prompt)}", "prompt"
                 )
             return list(prompt)
-        ids = without_eos(tokenizer(prompt, verbose=False)["input_ids"], tokenizer.eos_token_id)
+        ids = list(tokenizer(prompt, verbose=False)["input_ids"])
+        if self.kind == "causal":  # an encoder is given whole texts, with their ends
+            ids = without_eos(ids, tokenizer.eos_token_id)
         return ids or [token for token in (tokenizer.bos_token_id,) if token is not None]
 
     def _chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -223,11 +230,14 @@ def kind_of(source: Source, infos: Iterable[Mapping[str, Any]], readout: str) ->
         if readout not in LOADERS:
             raise InputError(f"unknown readout {readout!r}: {did_you_mean(readout, (AUTO, *LOADERS))}")
         return readout
-    if source.settings.get("is_encoder_decoder"):
-        raise InputError(
-            f"{source.name} is an encoder-decoder, and the server runs encoders and decoders; use SkillBank from Python"
-        )
     architecture = str((source.settings.get("architectures") or [""])[0])
+    if source.settings.get("is_encoder_decoder"):
+        if not architecture.endswith(_PAIRED):
+            raise InputError(
+                f"{source.name} is an encoder-decoder whose architecture is {architecture or 'not stated'}; the server runs "
+                f"those that write ({_PAIRED[0]}); use SkillBank from Python"
+            )
+        return "encoder-decoder"
     if source.gguf or architecture.endswith(_CAUSAL):
         return "causal"
     if architecture.endswith("Classification"):

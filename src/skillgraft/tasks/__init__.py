@@ -4,12 +4,10 @@ task = load_task("sst2")                        # or "reviews.toml"; `catalogue(
 split = training_split(task, shots=64, seed=0)  # every row is checked before any model is loaded
 """
 
-from skillgraft.tasks.asking import asked_as
 from skillgraft.tasks.data import Split, measured_split, test_split, training_split
-from skillgraft.tasks.examples import Examples
-from skillgraft.tasks.load import read_examples
+from skillgraft.tasks.examples import Examples, read_examples
 from skillgraft.tasks.prompt import Prompt, Template
-from skillgraft.tasks.task import Describe, Origin, Task
+from skillgraft.tasks.task import Describe, Origin, Task, asked_as
 from skillgraft.tasks.task_file import catalogue, load_task
 
 __all__ = [

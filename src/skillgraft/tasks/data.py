@@ -3,7 +3,13 @@
     data = Data(shots=64, seed=1, max_length=64)
     data.examples(load_task("sst2"), "validation")
 
-Rows are checked here, without torch: what is wrong with a task's data is known before a model is loaded.
+Rows are checked here, without torch: what is wrong with a task's data is known before a model is loaded. A task is given as a
+value, by its name in the catalogue or as a TOML file; text without labels also as a file of rows (`as_rows`):
+
+    as_rows("notes.txt")            one row a line
+    as_rows("prompts.jsonl")        its column text, prompt or content; so for CSV, TSV and Parquet, also .gz
+
+The same rows of such text train a search and stand for the test: give other text to `evaluate` where an honest number matters.
 """
 
 from __future__ import annotations
@@ -18,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from skillgraft.errors import InputError, listed
-from skillgraft.tasks.examples import Examples, Indices
-from skillgraft.tasks.load import read_examples
-from skillgraft.tasks.sources import origin_of
-from skillgraft.tasks.task import Task
+from skillgraft.errors import DataError, InputError, listed
+from skillgraft.tasks.completions import COMPLETE
+from skillgraft.tasks.examples import Examples, Indices, read_examples
+from skillgraft.tasks.sources import READERS, origin_of, read_table
+from skillgraft.tasks.task import Completing, Origin, Task
 from skillgraft.tasks.task_file import load_task
 
 Rows = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -279,3 +285,41 @@ def _at_most(examples: Examples, rows: int | None, seed: int) -> Examples:
     if rows is None or len(examples) <= rows:
         return examples
     return examples.select(np.sort(np.random.default_rng(seed).permutation(len(examples))[:rows]))
+
+
+TEXT_COLUMNS = ("text", "prompt", "content")
+TEXT_LENGTH = 256  # tokens of a row at most
+
+
+def as_rows(given: TaskLike) -> Task:
+    """A task, or a task of plain text made of a file."""
+    if isinstance(given, Task) or not str(given).endswith(tuple(READERS)):
+        return as_task(given)
+    path = Path(given)
+    source = str(path.absolute())
+    name = path.name.partition(".")[0]
+    return Task(
+        name=name or "text",
+        kind=COMPLETE,
+        inputs=("text",),
+        data=Origin(train=(source,), test=(source,), columns={"text": (_column(source),)}),
+        label="",
+        metric="nll",
+        max_length=TEXT_LENGTH,
+        completing=Completing(layout="text", ends=False),
+    )
+
+
+def _column(source: str) -> str:
+    """The first of the columns that hold text; the others are not looked at."""
+    for name in TEXT_COLUMNS:
+        try:
+            read_table(source, (name,))
+        except DataError as error:
+            if "there is no column" not in str(error):
+                raise
+        else:
+            return name
+    raise InputError(
+        f"{source}: expected a column of text called {listed(TEXT_COLUMNS)}; rename one, or write a task file"
+    )

@@ -1,4 +1,4 @@
-"""A task file for data that have none: columns, labels, delimiter and readout are guessed, and every guess is said.
+"""A task file for data that have none: columns, labels, delimiter and readout are guessed, and every guess is shown.
 
     made = guess_task("reviews.csv")
     made.text          # the task file
@@ -49,8 +49,8 @@ class Guess:
 
     @property
     def text(self) -> str:
-        told = "".join(f"# {line}\n" for line in self.why)
-        return f"# Written by `skillgraft task init`; what it guessed:\n{told}\n" + "\n".join(self.lines) + "\n"
+        reasons = "".join(f"# {line}\n" for line in self.why)
+        return f"# Written by `skillgraft task init`; what it guessed:\n{reasons}\n" + "\n".join(self.lines) + "\n"
 
 
 def guess_task(data: str | Path, *, beside: Path | None = None, name: str | None = None) -> Guess:

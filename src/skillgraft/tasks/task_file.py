@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from skillgraft.errors import InputError, did_you_mean, listed
-from skillgraft.tasks.asking import AS, asked_as
 from skillgraft.tasks.completions import COMPLETE, COMPLETE_KEYS, LAYOUTS, completing
 from skillgraft.tasks.prompt import CHOICES, MASK
 from skillgraft.tasks.section import Section
 from skillgraft.tasks.sources import read_table
 from skillgraft.tasks.tables import shown
-from skillgraft.tasks.task import Completing, Kind, Metric, Origin, Task
+from skillgraft.tasks.task import AS, Completing, Kind, Metric, Origin, Task, asked_as
 from skillgraft.tasks.wording import with_wording
 
 CATALOGUE = Path(__file__).parent / "catalogue"

@@ -194,7 +194,7 @@ def finetune(
     if processes.is_main:
         atomic.check_target(target)
     opened = TaskModel.open(
-        base, loaded, data=data, dtype=format, device=device, splits=SPLITS[:1], optional=SPLITS[1:],
+        base, loaded, data=data, dtype=format, device=device, splits=SPLITS,
         attention="eager" if plan.method == "linear" else None, seed=plan.seed, shard=runtime.shard,
     )  # fmt: skip
     if start is not None:
@@ -250,11 +250,14 @@ def _run(
     state = _state(opened)
     if opened.processes.is_main:
         facts = {**made, "steps": progress.step, "validation": validation}
-        with atomic.new_folder(target) as folder:
-            write_folder(opened, folder, facts, adapters=prepared.adapters, state=state)
-            lines = "".join(json.dumps(entry) + "\n" for entry in progress.log)
-            (folder / LOG).write_text(lines, encoding="utf-8")
-        snapshot.delete()
+        try:
+            with atomic.new_folder(target) as folder:
+                write_folder(opened, folder, facts, adapters=prepared.adapters, state=state)
+                lines = "".join(json.dumps(entry) + "\n" for entry in progress.log)
+                (folder / LOG).write_text(lines, encoding="utf-8")
+        finally:
+            if target.exists():  # ours, or that of a process which was faster
+                snapshot.delete()
     accelerator.wait_for_everyone()
     trained = len(prepared.trainables)
     return Tuned(target, opened.rows.name, trained, progress.step, tuple(progress.log), validation)
@@ -264,8 +267,8 @@ def _finished_before(target: Path, settings: str, processes: Processes, device: 
     """What an earlier call with these arguments wrote, as the main process sees it: the others need not see its disk."""
     there = processes.is_main and (target / LEDGER).is_file()
     found = {**vars(finished(target, settings=settings)), "path": str(target)} if there else None
-    told = processes.facts_of_main(found, device)
-    return None if told is None else Tuned(**{**told, "path": target, "log": tuple(told["log"])})
+    facts = processes.facts_of_main(found, device)
+    return None if facts is None else Tuned(**{**facts, "path": target, "log": tuple(facts["log"])})
 
 
 def finished(out: Path, *, settings: str) -> Tuned:

@@ -6,11 +6,11 @@ loss of a step is the mean over the whole batch, however it is split into proces
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from skillgraft.errors import InputError, RunError
 from skillgraft.live.bottleneck import Adapters
+from skillgraft.live.grafted import as_numpy
 from skillgraft.measure.metrics import METRICS
 from skillgraft.opening.processes import ALONE, Processes
 from skillgraft.opening.runtime import Runtime
@@ -25,10 +26,12 @@ from skillgraft.predictions.predict import on_device, predict
 from skillgraft.readouts.readout import Batch, Encoded, Readout, units_of
 from skillgraft.tasks.data import BatchOrder
 from skillgraft.training.plan import TrainingPlan
-from skillgraft.training.snapshot import Snapshot, TrainingProgress
+from skillgraft.training.snapshot import Saving, Snapshot
 from skillgraft.training.trainables import Trainables
+from skillgraft.values.numbers import Array
 
 Scorer = Callable[[nn.Module, Readout, Batch], Tensor]
+_STEP = "step"  # the optimizer's counter, which every process has
 
 
 def own_scores(model: nn.Module, readout: Readout, batch: Batch) -> Tensor:
@@ -67,6 +70,59 @@ class Course:
     validation: Sequence[Encoded]
 
 
+@dataclass
+class TrainingProgress:
+    """How far a run is."""
+
+    step: int = 0
+    log: list[dict[str, Any]] = field(default_factory=list)
+    best_score: float | None = None
+    best: dict[str, Tensor] = field(default_factory=dict)
+    finished: bool = False
+
+    def save(
+        self, snapshot: Snapshot, trainables: Trainables, optimizer: torch.optim.Optimizer, processes: Processes
+    ) -> None:
+        """Keep it, with the trained numbers and the optimizer's state; of a split model all processes have to ask."""
+
+        def whole(name: str, part: Tensor) -> Array:
+            return as_numpy(trainables.whole(name, part, processes))
+
+        arrays = {f"value/{name}": whole(name, tensor) for name, tensor in trainables.tensors.items()}
+        arrays |= {f"best/{name}": whole(name, tensor) for name, tensor in self.best.items()}
+        for name, tensor in trainables.tensors.items():
+            for key, part in optimizer.state.get(tensor, {}).items():
+                state = torch.as_tensor(part)
+                arrays[f"state/{key}/{name}"] = whole(name, state) if key != _STEP else as_numpy(state)
+        if processes.is_main:
+            facts = {"step": self.step, "log": self.log, "best_score": self.best_score, "finished": self.finished}
+            snapshot.write(arrays, facts)
+
+    @classmethod
+    def load(
+        cls, snapshot: Snapshot, trainables: Trainables, optimizer: torch.optim.Optimizer, processes: Processes
+    ) -> TrainingProgress | None:
+        """The progress of an earlier run with the same settings, its numbers put in place; None if there is none."""
+        tensors = trainables.tensors
+        found = snapshot.recall(processes, next(iter(tensors.values())).device)
+        if found is None:
+            return None
+        arrays, facts = found
+        best = {}
+        with torch.no_grad():
+            for kind, rest, numbers in arrays:
+                if kind == "value":
+                    tensors[rest].copy_(trainables.part(rest, numbers, processes))
+                elif kind == "best":
+                    best[rest] = trainables.part(rest, numbers, processes).to(tensors[rest].device)
+                else:
+                    state, _, name = rest.partition("/")
+                    mine = numbers if state == _STEP else trainables.part(name, numbers, processes)
+                    # Optimizers keep their step counter on the CPU and the rest beside the parameter.
+                    optimizer.state[tensors[name]][state] = mine.to("cpu" if state == _STEP else tensors[name].device)
+        return cls(facts["step"], facts["log"], facts["best_score"], best, facts["finished"])
+
+
 def train(
     training: Training,
     *,
@@ -77,10 +133,10 @@ def train(
     """Train in place. With a snapshot, a run that was killed goes on where it was and ends with the same numbers."""
     plan, trainables, optimizer = training.plan, training.prepared.trainables, training.optimizer
     processes = training.processes
-    earlier = snapshot.load(trainables, optimizer, processes=processes) if snapshot else None
+    earlier = TrainingProgress.load(snapshot, trainables, optimizer, processes) if snapshot else None
     progress = earlier or TrainingProgress()
     trainables.after_step()
-    saved = time.monotonic()
+    saving = Saving(snapshot, runtime.snapshot_seconds, processes, training.device)
     with borrowed_random(training.model), trainables.listening():
         while progress.step < plan.steps and not progress.finished:
             loss = training.step(progress.step)
@@ -90,10 +146,7 @@ def train(
             runtime.progress(progress.step, plan.steps, progress.log[-1])
             if on_checkpoint and plan.checkpoint_every and progress.step % plan.checkpoint_every == 0:
                 on_checkpoint(progress.step)
-            due = time.monotonic() - saved >= runtime.snapshot_seconds
-            if snapshot and processes.due(due, training.device):
-                snapshot.save(progress, trainables, optimizer, processes=processes)
-                saved = time.monotonic()
+            saving.after_step(lambda kept: progress.save(kept, trainables, optimizer, processes))
     if progress.best:
         trainables.load(progress.best)
     return progress

@@ -1,7 +1,8 @@
 """Where a killed run resumes: one safetensors file beside the output, replaced whole at every save.
 
-It holds the trained numbers, the optimizer's state, the log so far and a digest of everything that decides the run; a
-snapshot of other settings is not used. Rows and dropout are functions of seed and step, so there is no other state.
+It holds tensors by kind and name, facts as JSON, and a digest of everything that decides the run; a snapshot of other settings
+is not used. Fine-tuning and the search for a region keep their progress in it. Rows and dropout are functions of seed and
+step, so there is no other state.
 
 Of several processes the main one reads and writes the file, and sends the others what it read: they need not see its disk,
 and all of them resume at the same step with the same numbers.
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,23 +26,9 @@ from skillgraft.errors import FormatError
 from skillgraft.files import atomic
 from skillgraft.files import tensors as tensor_file
 from skillgraft.files.tensors import TensorFile
-from skillgraft.live.grafted import as_numpy, as_torch
-from skillgraft.opening.processes import ALONE, Processes
-from skillgraft.training.trainables import Trainables
+from skillgraft.live.grafted import as_torch
+from skillgraft.opening.processes import Processes
 from skillgraft.values.numbers import DTYPES, Array
-
-_STEP = "step"  # the optimizer's counter, which every process has
-
-
-@dataclass
-class TrainingProgress:
-    """How far a run is."""
-
-    step: int = 0
-    log: list[dict[str, Any]] = field(default_factory=list)
-    best_score: float | None = None
-    best: dict[str, Tensor] = field(default_factory=dict)
-    finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +49,7 @@ class Snapshot:
         return cls(path, hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest())
 
     def write(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
-        """Replace what is kept by these arrays and facts."""
+        """Replace what is kept by these arrays, named `kind/name`, and facts."""
         metadata = {"settings": self.settings, "progress": json.dumps(facts)}
         with atomic.new_file(self.path, overwrite=True) as temporary:
             tensor_file.write(temporary, arrays, metadata)
@@ -78,61 +66,10 @@ class Snapshot:
             return None
         return file, json.loads(file.metadata["progress"])
 
-    def save(
-        self,
-        progress: TrainingProgress,
-        trainables: Trainables,
-        optimizer: torch.optim.Optimizer,
-        *,
-        processes: Processes = ALONE,
-    ) -> None:
-        """Keep it, with the trained numbers and the optimizer's state; of a split model all processes have to ask."""
-
-        def whole(name: str, part: Tensor) -> Array:
-            return as_numpy(trainables.whole(name, part, processes))
-
-        arrays = {f"value/{name}": whole(name, tensor) for name, tensor in trainables.tensors.items()}
-        arrays |= {f"best/{name}": whole(name, tensor) for name, tensor in progress.best.items()}
-        for name, tensor in trainables.tensors.items():
-            for key, part in optimizer.state.get(tensor, {}).items():
-                state = torch.as_tensor(part)
-                arrays[f"state/{key}/{name}"] = whole(name, state) if key != _STEP else as_numpy(state)
-        if not processes.is_main:
-            return
-        facts = {"step": progress.step, "log": progress.log, "best_score": progress.best_score}
-        self.write(arrays, {**facts, "finished": progress.finished})
-
-    def load(
-        self,
-        trainables: Trainables,
-        optimizer: torch.optim.Optimizer,
-        *,
-        processes: Processes = ALONE,
-    ) -> TrainingProgress | None:
-        """The progress of an earlier run with the same settings, its numbers put in place; None if there is none."""
-        tensors = trainables.tensors
-        found = self.recall(processes, next(iter(tensors.values())).device)
-        if found is None:
-            return None
-        arrays, facts = found
-        best = {}
-        with torch.no_grad():
-            for key, numbers in arrays:
-                kind, _, rest = key.partition("/")
-                if kind == "value":
-                    tensors[rest].copy_(trainables.part(rest, numbers, processes))
-                elif kind == "best":
-                    best[rest] = trainables.part(rest, numbers, processes).to(tensors[rest].device)
-                else:
-                    state, _, name = rest.partition("/")
-                    mine = numbers if state == _STEP else trainables.part(name, numbers, processes)
-                    optimizer.state[tensors[name]][state] = _restored(mine, state, tensors[name])
-        return TrainingProgress(facts["step"], facts["log"], facts["best_score"], best, facts["finished"])
-
     def recall(
         self, processes: Processes, device: torch.device
-    ) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]] | None:
-        """What the main process reads, in every process: names with tensors on the device, one by one, and the facts.
+    ) -> tuple[Iterator[tuple[str, str, Tensor]], dict[str, Any]] | None:
+        """What the main process reads, in every process: kinds and names with tensors on the device, one by one, and the facts.
 
         The tensors are sent as they are asked for: every process has to go through all of them.
         """
@@ -146,6 +83,24 @@ class Snapshot:
         self.path.unlink(missing_ok=True)
 
 
+@dataclass
+class Saving:
+    """When a run is saved, if it has a snapshot: every so many seconds, in all processes after the same step."""
+
+    snapshot: Snapshot | None
+    seconds: float
+    processes: Processes
+    device: torch.device
+    saved: float = field(default_factory=time.monotonic)
+
+    def after_step(self, save: Callable[[Snapshot], None]) -> None:
+        """Save where it is time to."""
+        late = time.monotonic() - self.saved >= self.seconds
+        if self.snapshot is not None and self.processes.due(late, self.device):
+            save(self.snapshot)
+            self.saved = time.monotonic()
+
+
 def _header(file: TensorFile, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts, and what tensors follow: name, format and shape, in order."""
     arrays = [(key, entry.tag, entry.shape) for key, entry in file.entries.items()]
@@ -157,12 +112,8 @@ def _received(
     file: TensorFile | None,
     processes: Processes,
     device: torch.device,
-) -> Iterator[tuple[str, Tensor]]:
+) -> Iterator[tuple[str, str, Tensor]]:
     for key, tag, shape in arrays:
         mine = file.read(key) if file is not None else np.empty(shape, DTYPES[tag])
-        yield key, processes.tensor_of_main(as_torch(mine), device)
-
-
-def _restored(value: Tensor, state: str, tensor: Tensor) -> Tensor:
-    """Optimizers keep their step counter on the CPU and the rest beside the parameter."""
-    return value.cpu() if state == _STEP else value.to(tensor.device)
+        kind, _, name = key.partition("/")
+        yield kind, name, processes.tensor_of_main(as_torch(mine), device)

@@ -68,6 +68,31 @@ def yaml(text: str) -> str:
     return json.dumps(terminal(text), ensure_ascii=False)
 
 
+# Characters that mean something to LaTeX, and those of our own tables that its text fonts lack.
+_LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",
+        "<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}", '"': "\\textquotedbl{}",
+        "–": "--", "−": "$-$", "×": "$\\times$", "±": "$\\pm$", "‖": "$\\Vert$", "²": "$^2$", "→": "$\\to$", "≤": "$\\le$",
+        "≥": "$\\ge$", "α": "$\\alpha$", "γ": "$\\gamma$", "λ": "$\\lambda$", "ξ": "$\\xi$", "ε": "$\\epsilon$", "δ": "$\\delta$",
+        "θ": "$\\theta$", "τ": "$\\tau$",
+    }
+)  # fmt: skip
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def latex(text: str) -> str:
+    """Text of a LaTeX document: no command, no cell's end, no mathematics but ours."""
+    return terminal(text).translate(_LATEX)
+
+
+def csv_text(text: str) -> str:
+    """A text cell that a spreadsheet takes for text: what would be a formula gets a `'` in front, as spreadsheets write it."""
+    shown = terminal(text)
+    return f"'{shown}" if shown.startswith(_FORMULA) else shown
+
+
 def plain_json(value: Any) -> str:
     """One line of JSON in ASCII: NaN and infinities, which JSON does not have, become null."""
     return json.dumps(_finite(value), allow_nan=False, default=str)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,11 +26,11 @@ import numpy.typing as npt
 
 from skillgraft.errors import HeadConflict, InputError, WrongBase, listed
 from skillgraft.values.info import HEAD_ITEMS, Info
+from skillgraft.values.joining import summed
 from skillgraft.values.numbers import (
     TAGS,
     Array,
     all_finite,
-    bits,
     frozen,
     is_float,
     round_once,
@@ -39,7 +38,7 @@ from skillgraft.values.numbers import (
     sealed,
 )
 from skillgraft.values.region import Indices, Region, places
-from skillgraft.values.stream import GraftStream, Stretch, delta_of, in_order, stretches_of, written_of
+from skillgraft.values.stream import GraftStream, Stretch, delta_of, stretches_of, written_of
 
 Arrays = Mapping[str, Array]
 
@@ -104,6 +103,11 @@ class Graft:
     def describe(self) -> dict[str, Any]:
         """Everything about the graft but its numbers, ready for JSON."""
         return self.stream().describe()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How our own processes send it to each other: as what it was made of, so that it is checked again."""
+        arrays = [dict(each) for each in (self.before, self.change)]
+        return Graft, (self.region, *arrays, self.form, self.scale, dict(self.heads), self.base_fingerprint, self.info)
 
     def __len__(self) -> int:
         return len(self.region)
@@ -296,25 +300,10 @@ def total(grafts: Sequence[Graft], *, head: Graft | None = None) -> Graft:
         raise InputError("total() needs at least one graft, found none")
     if len(grafts) == 1 and head is None:
         return grafts[0]
-    ordered = [grafts[place] for place in in_order([graft.stream() for graft in grafts])]
-    first = ordered[0]
-    for other in ordered:
-        check_same_base(first, other)
-    region = functools.reduce(operator.or_, (graft.region for graft in ordered))
-    before = {name: _gather_before(name, at, ordered) for name, at in region.sites.items()}
-    exact = all(g.form == "exact" and g.scale == first.scale for g in ordered)
-    exact = exact and len(region) == sum(map(len, ordered))
-    change = {name: _gather_change(name, at, ordered, exact=exact) for name, at in region.sites.items()}
-    return Graft(
-        region,
-        before,
-        change,
-        form="exact" if exact else "arithmetic",
-        scale=first.scale if exact else 1.0,
-        heads=_joined_heads(ordered, head),
-        base_fingerprint=first.base_fingerprint,
-        info=_joined_info(ordered, head),
-    )
+    for other in grafts:
+        check_same_base(grafts[0], other)
+    joint = Graft.collected(summed([graft.without_heads().stream() for graft in grafts]))
+    return replace(joint, heads=_joined_heads(grafts, head), info=_joined_info(grafts, head))
 
 
 def heads_alone(graft: Graft | GraftStream) -> Graft:
@@ -330,38 +319,6 @@ def check_same_base(a: Graft | GraftStream, b: Graft | GraftStream) -> None:
             f"these grafts belong to different bases: {a.info.text('base') or 'unnamed'} ({a.base_fingerprint[:12]}…) and "
             f"{b.info.text('base') or 'unnamed'} ({b.base_fingerprint[:12]}…); combine only grafts of one base"
         )
-
-
-def _gather_before(name: str, at: Indices, grafts: Sequence[Graft]) -> Array:
-    """The base's numbers at the union's sites; parts that disagree about one are not of one base."""
-    parts = [graft for graft in grafts if name in graft.before]
-    dtypes = {graft.before[name].dtype for graft in parts}
-    if len(dtypes) > 1:
-        raise WrongBase(
-            f"{name}: the grafts hold {listed(sorted(map(str, dtypes)))} numbers; combine grafts of one format"
-        )
-    result = np.empty(len(at), dtypes.pop())
-    for graft in parts:
-        result[places(graft.region.sites[name], at)] = graft.before[name]
-    for graft in parts:
-        mine = result[places(graft.region.sites[name], at)]
-        differ = int((bits(mine) != bits(graft.before[name])).sum())
-        if differ:
-            raise WrongBase(f"{name}: the grafts disagree about the base's number at {differ} shared sites")
-    return result
-
-
-def _gather_change(name: str, at: Indices, grafts: Sequence[Graft], *, exact: bool) -> Array:
-    parts = [(places(g.region.sites[name], at), g) for g in grafts if name in g.before]
-    if exact:
-        result = np.empty(len(at), parts[0][1].change[name].dtype)
-        for where, graft in parts:
-            result[where] = graft.change[name]
-        return result
-    summed = np.full(len(at), -0.0)  # -0.0 + x is x for every x; 0.0 + -0.0 is not
-    for where, graft in parts:
-        summed[where] += graft.delta(name)
-    return round_once(summed, np.dtype(np.float32))
 
 
 def _joined_heads(grafts: Sequence[Graft], chosen: Graft | None) -> dict[str, Array]:

@@ -32,6 +32,7 @@ from skillgraft.values.stream import (
     positions,
     where_of,
 )
+from skillgraft.values.threads import together
 
 # Deltas of one window, a row for each graft, -0.0 where it has no site → the joined delta, and which entries it keeps.
 Join = Callable[["Deltas"], tuple[Floats, Mask | None]]
@@ -84,8 +85,8 @@ def joined(grafts: Sequence[GraftStream], join: Join, *, thins: bool = False) ->
 
     joint = replace(frame, stretches=stretches, form="arithmetic", scale=1.0)
     if thins:
-        counts = {name: sum(map(len, stretches(name))) for name in joint.counts}
-        joint = replace(joint, counts={name: count for name, count in counts.items() if count})
+        counts = together(lambda name: sum(map(len, stretches(name))), joint.counts)
+        joint = replace(joint, counts={name: n for name, n in zip(joint.counts, counts, strict=True) if n})
     return joint
 
 
@@ -169,7 +170,7 @@ def framed(grafts: Sequence[GraftStream]) -> GraftStream:
     return replace(
         grafts[0],
         scope=reduce(Scope.join, (graft.scope for graft in grafts)),
-        counts={name: count(name) for name in names},
+        counts=dict(zip(names, together(count, names), strict=True)),
         formats={name: _format(name, grafts) for name in names},
         places=sites,
         heads={},
@@ -196,8 +197,8 @@ def restricted(graft: GraftStream, region: Region, *, inside: bool = True) -> Gr
             if mask.any():
                 yield stretch.kept(mask)
 
-    counts = {name: count(name) for name in graft.counts}
-    return replace(graft, stretches=stretches, places=None, counts={name: n for name, n in counts.items() if n})
+    counts = zip(graft.counts, together(count, graft.counts), strict=True)
+    return replace(graft, stretches=stretches, places=None, counts={name: n for name, n in counts if n})
 
 
 def share_entries(a: GraftStream, b: GraftStream) -> bool:
@@ -231,7 +232,7 @@ def _union(here: Sequence[Stretch | None], length: int) -> Where:
         return EVERY
     if 32 * sum(map(len, present)) < length:
         return np.unique(np.concatenate([each.positions for each in present]))
-    mask = present[0].mask.copy()
+    mask = present[0].mask
     for each in present[1:]:
         mask[each.where] = True
     return where_of(mask)
@@ -240,8 +241,12 @@ def _union(here: Sequence[Stretch | None], length: int) -> Where:
 def _places(here: Sequence[Stretch | None], union: Where, length: int) -> list[Where]:
     """Where the sites of each stretch that is there stand among those of the union."""
     found: list[Where] = []
-    rank = np.cumsum(union) - 1 if not isinstance(union, slice) and union.dtype == bool else np.empty(0, np.int64)
-    size = length if isinstance(union, slice) else len(positions(union, length))
+    at = np.empty(0, np.int64) if isinstance(union, slice) else positions(union, length)
+    size = length if isinstance(union, slice) else len(at)
+    rank: Indices = np.empty(0, np.int64)
+    if 32 * len(at) >= length:
+        rank = np.empty(length, np.int64)
+        rank[at] = np.arange(size)
     for each in here:
         if each is None:
             continue
@@ -249,11 +254,8 @@ def _places(here: Sequence[Stretch | None], union: Where, length: int) -> list[W
             found.append(EVERY)
         elif isinstance(union, slice):
             found.append(each.positions)
-        elif union.dtype != bool:
-            found.append(np.searchsorted(union, each.positions))
         else:
-            ranks: Indices = rank.take(each.positions).astype(np.int64, copy=False)
-            found.append(ranks)
+            found.append(rank.take(each.positions) if len(rank) else np.searchsorted(at, each.positions))
     return found
 
 

@@ -145,6 +145,14 @@ def float64(numbers: Array) -> Floats:
     return (widen(numbers) if numbers.dtype == BFLOAT16 else numbers).astype(np.float64)
 
 
+def difference(a: Array, b: Array) -> Floats:
+    """a − b of one format in float64, without copies in between."""
+    found: Floats = np.subtract(
+        *((widen(each) if each.dtype == BFLOAT16 else each) for each in (a, b)), dtype=np.float64
+    )
+    return found
+
+
 def _blend(before: Floats, after: Floats, scale: float) -> Floats:
     return before + scale * (after - before)
 

@@ -72,6 +72,15 @@ def whole_problem(name: str, *, held: bool, whole_numbers: bool = False) -> str:
     return "is no head" if held and not is_head(name) else ""
 
 
+def tail_problem(tensor: str) -> str:
+    """Why a graft may not append rows to this tensor, or ""."""
+    if not _NAME.fullmatch(tensor):
+        return "is no name of a tensor"
+    if layer_of(tensor):
+        return "lies in a layer"
+    return "" if is_embedding(tensor) or is_lm_head(tensor) else "is neither an embedding nor the LM head"
+
+
 def removal_problem(name: str) -> str:
     """Why a graft may not take this tensor of the model away, or ""."""
     known = any(map(_is_head_word, name.split("."))) or is_lm_head(name)
@@ -133,6 +142,7 @@ CONFIG_KEYS: Mapping[str, Key] = MappingProxyType(
         "bos_token_id": _TOKEN,
         "eos_token_id": _TOKEN,
         "tie_word_embeddings": Key("true or false", lambda value: isinstance(value, bool)),
+        "vocab_size": Key("a whole number", _is_count),  # with rows that make it true; `folders.reach` proves that
     }
 )
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 Unit = Literal["percent", "number", "bytes"]
+ENOUGH_SEEDS = 5  # below, every seed's own number is shown; from then on their standard deviation
 SCORE_COLUMNS = ("score", "ECE", "NLL", "agreement", "share kept", "relative gain")
 
 
@@ -40,13 +41,26 @@ def score_table(title: str, models: Mapping[str, Any]) -> list[str]:
         return _completion_table(title, models)
     rows = [(name, *score_cells(one)) for name, one in models.items()]
     header = [f"{title} ({first['n']} rows)", first["metric"], *SCORE_COLUMNS[1:]]
-    return [*columns(rows, header=header), f"majority class: {100 * first['majority']:.1f}"]
+    return [*_filled(rows, header), f"majority class: {100 * first['majority']:.1f}", *_why_no_gain(models)]
+
+
+def _filled(rows: Sequence[Sequence[str]], header: Sequence[str]) -> list[str]:
+    """The table without columns of which nothing is known."""
+    kept = [at for at in range(len(header)) if any(row[at] != "-" for row in rows)]
+    return columns([[row[at] for at in kept] for row in rows], header=[header[at] for at in kept])
+
+
+def _why_no_gain(models: Mapping[str, Any]) -> list[str]:
+    """The reasons why a relative gain is missing, each once."""
+    missing = [one["relative_gain"] for one in models.values() if "relative_gain" in one]
+    return [f"no relative gain: {why}" for why in dict.fromkeys(each.get("reason", "") for each in missing) if why]
 
 
 def score_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
     """One model's cells, in the order of SCORE_COLUMNS; shares and rates in percent, with intervals."""
     percents = [_percent(one.get(key)) for key in ("score", "ece", "agreement", "share_kept", "relative_gain")]
-    return (*percents[:2], f"{one['nll']['value']:.3f}", *percents[2:])
+    nll = {key: one["nll"].get(key) for key in ("value", "std")} | {"seeds": one["nll"].get("seeds", ())}
+    return (*percents[:2], _loss(nll, 3), *percents[2:])
 
 
 COMPLETION_COLUMNS = (
@@ -59,7 +73,7 @@ def _completion_table(title: str, models: Mapping[str, Any]) -> list[str]:
     """Models as rows: losses and shares of completions, what is kept of tuned; what was cut below."""
     first = next(iter(models.values()))
     rows = [(name, *completion_cells(one)) for name, one in models.items()]
-    lines = columns(rows, header=[f"{title} ({first['n']} rows, {first['tokens']:,} tokens)", *COMPLETION_COLUMNS])
+    lines = _filled(rows, [f"{title} ({first['n']} rows, {first['tokens']:,} tokens)", *COMPLETION_COLUMNS])
     cut = f"{first['cut_rows']} rows lost {first['cut_tokens']:,} tokens to fit the window" if first["cut_rows"] else ""
     return [*lines, *filter(None, [cut])]
 
@@ -71,9 +85,21 @@ def completion_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _loss(found: Any, digits: int) -> str:
-    low, high = found.get("low"), found.get("high")
-    ends = f" [{low:.{digits}f}, {high:.{digits}f}]" if low is not None else ""
-    return f"{found['value']:.{digits}f}{ends}"
+    return _with_ends(found, 1, digits)
+
+
+def _with_ends(found: Any, factor: float, digits: int) -> str:
+    """`84.7 [82.4, 86.9]`; of a mean `84.7 [82.4, 86.9] (84.1, 85.3)`, from five seeds on `84.7 ± 0.6 [82.4, 86.9]`."""
+
+    def text(number: float) -> str:
+        return f"{factor * number:.{digits}f}"
+
+    seeds, low, high = found.get("seeds", ()), found.get("low"), found.get("high")
+    enough = len(seeds) >= ENOUGH_SEEDS
+    spread = f" ± {text(found['std'])}" if enough else ""
+    ends = f" [{text(low)}, {text(high)}]" if low is not None else ""
+    every = f" ({', '.join(map(text, seeds))})" if seeds and not enough else ""
+    return f"{text(found['value'])}{spread}{ends}{every}"
 
 
 def answer_lines(rows: Sequence[Mapping[str, str]]) -> list[str]:
@@ -94,8 +120,12 @@ def _one_line(text: str, most: int = 160) -> str:
 def _percent(found: Any) -> str:
     if not found or found.get("value") is None:
         return "-"
-    value = f"{100 * found['value']:.1f}"
-    return f"{value} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]" if found.get("low") is not None else value
+    return _with_ends(found, 100, 1)
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """`1 whole tensor`, `4 whole tensors`."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def shown(value: float, unit: Unit) -> str:

@@ -75,6 +75,10 @@ class Scope:
             raise InputError(f"scope {label!r} selects none of the {len(shapes)} tensors; {hint}")
         return cls.of(label, picked)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How our own processes send it to each other; files never hold such bytes."""
+        return Scope.of, (self.label, dict(self.shapes))
+
     @property
     def size(self) -> int:
         """How many entries the scope has: the denominator of every density."""
@@ -131,6 +135,9 @@ class Region:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Region is immutable: cannot set {name}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Region, (self.scope, dict(self._sites))
 
     @classmethod
     def full(cls, scope: Scope) -> Region:

@@ -12,7 +12,7 @@ from skillgraft.papers.profile import Profile
 from skillgraft.papers.recipe import Cells, Draft, Formula, Recipe, Wanted
 from skillgraft.papers.samples import called
 from skillgraft.papers.steps import Step
-from skillgraft.papers.vectors import (
+from skillgraft.papers.task_vectors import (
     METHODS,
     RULES,
     Skill,

@@ -12,11 +12,11 @@ from typing import Any
 
 from skillgraft.errors import InputError
 from skillgraft.papers import formulas as f
-from skillgraft.papers.mixtures import Mixture, Series
 from skillgraft.papers.profile import Profile
 from skillgraft.papers.recipe import Cells, Column, Draft, Formula, Recipe, Remark, Wanted, mean_of, table
 from skillgraft.papers.recipes.localization import OPTIMIZERS
 from skillgraft.papers.samples import Model, Sample, answers, base, called, drawn, tuned
+from skillgraft.papers.several_tasks import Mixture, Series
 from skillgraft.papers.steps import Asked, Step
 
 # Six of P1's eight tasks. One of trec's classes has 84 rows, too few for a mixture of 256 examples per class.

@@ -14,7 +14,7 @@ from skillgraft.papers.recipe import Cells, Column, Columns, Draft, Formula, Rec
 from skillgraft.papers.recipes.localization import PAIRS, SENTENCES
 from skillgraft.papers.samples import Ask, Model, Sample, answers, base, called, drawn, draws, graft, sized, tuned
 from skillgraft.papers.steps import Part, Step, scope_of
-from skillgraft.papers.vectors import METHODS, Skill, Team, by_skill, methods_or, teams, trained_in
+from skillgraft.papers.task_vectors import METHODS, Skill, Team, by_skill, methods_or, teams, trained_in
 from skillgraft.values.kinds import parts_of
 from skillgraft.values.region import Region, Scope
 

@@ -153,7 +153,7 @@ function card(skill) {
   const name = make("label", { className: "name", htmlFor: id }, mark(skill.id), skill.id);
   const away = make("button", { type: "button", className: "quiet", ariaLabel: `Let go of ${skill.id}`, title: "Let go of it" }, "×");
   away.addEventListener("click", () => letGo(skill.id));
-  const slider = make("input", { type: "range", id: `scale-${skill.id}`, min: -1, max: 2, step: 0.05, value: scale });
+  const slider = make("input", { type: "range", id: `scale-${skill.id}`, min: -1, max: 2, step: 0.05, value: scale, ariaLabel: `Scale of ${skill.id}` });
   const shown = make("output", { htmlFor: slider.id }, scale.toFixed(2));
   slider.addEventListener("input", () => {
     state.chosen.set(skill.id, Number(slider.value));
@@ -204,7 +204,8 @@ async function hold(files) {
       ask();
     } catch (error) {
       $("status").textContent = "";
-      complain(error instanceof Refusal ? new Refusal(`${file.name} is not held: ${error.message}`) : error);
+      const why = error.message.replace(`${name}.safetensors: `, ""); // the file's name is said once
+      complain(error instanceof Refusal ? new Refusal(`${file.name} is not held: ${why}`) : error);
     }
   }
 }
@@ -214,13 +215,14 @@ async function hold(files) {
 const classifiers = () => state.skills.filter((skill) => skill.classifies);
 
 function showModes() {
+  const focused = document.activeElement?.id;
   const modes = [...(state.facts.writes ? [["write", "Write"]] : []), ...(classifiers().length ? [["label", "Label"]] : [])];
   if (!modes.some(([mode]) => mode === state.mode)) {
     state.mode = modes[0]?.[0] ?? "label";
   }
   $("modes").hidden = modes.length < 2;
   $("modes").replaceChildren(...modes.map(([mode, text]) => {
-    const radio = make("input", { type: "radio", name: "mode", value: mode, checked: mode === state.mode });
+    const radio = make("input", { type: "radio", id: `mode-${mode}`, name: "mode", value: mode, checked: mode === state.mode });
     radio.addEventListener("change", () => {
       state.mode = mode;
       showModes();
@@ -228,11 +230,23 @@ function showModes() {
     });
     return make("label", {}, radio, text);
   }));
+  if (focused?.startsWith("mode-")) {
+    $(focused)?.focus();
+  }
   $("writing").hidden = state.mode !== "write";
   $("legend").hidden = true;
-  $("question-label").textContent = state.mode === "write" ? "Prompt" : "Text";
   showTasks();
+  showFields();
 }
+
+/** A question of several fields is answered line by line, and says so. */
+function showFields() {
+  const fields = state.mode === "label" ? asked().fields : [];
+  $("question-label").textContent = state.mode === "write" ? "Prompt" : fields.length < 2 ? "Text" : `Text, one line each: ${fields.join(", ")}`;
+}
+
+/** The skill whose question is asked. */
+const asked = () => state.skills.find((skill) => skill.id === state.task) ?? { fields: [] };
 
 function showTasks() {
   const able = classifiers();
@@ -259,10 +273,13 @@ async function ask() {
   state.asking = asking;
   const text = $("question").value;
   const every = columns();
+  const open = state.mode === "label" && !state.task;
+  $("same").hidden = open;
   showCommand(every.at(-1).model, text);
   const cards = existingCards(every);
-  if (!text.trim() || (state.mode === "label" && !state.task)) {
-    cards.forEach((card) => fill(card, make("p", { className: "muted" }, text.trim() ? "No skill here has a question to ask." : "Type something to ask.")));
+  if (!text.trim() || open) {
+    const why = open ? "No skill here asks a question yet. A graft that localize --task made brings one: drop its file on the page." : "Type something to ask.";
+    cards.forEach((card) => fill(card, make("p", { className: "muted" }, why)));
     return;
   }
   calm();
@@ -273,6 +290,7 @@ async function ask() {
 async function answer(work, each, card, text, signal) {
   const began = performance.now();
   card.classList.add("busy");
+  card.ariaBusy = "true"; // a reader waits for the end of a text
   try {
     const made = await work(each, card, text, signal);
     card.querySelector(".time").textContent = `${Math.round(performance.now() - began)} ms`;
@@ -286,13 +304,13 @@ async function answer(work, each, card, text, signal) {
   } finally {
     if (!signal.aborted) {
       card.classList.remove("busy");
+      card.ariaBusy = "false";
     }
   }
 }
 
 async function label(each, card, text, signal) {
-  const fields = state.skills.find((skill) => skill.id === state.task).fields;
-  const body = { model: each.model, task: state.task, input: asFields(text, fields) };
+  const body = { model: each.model, task: state.task, input: asFields(text, asked().fields) };
   const found = await (await post("/v1/classify", body, signal)).json();
   const { label: best, probabilities } = found.data[0];
   const drawn = card.querySelector(".bars");
@@ -399,7 +417,7 @@ function fill(card, ...nodes) {
 function showCommand(model, text) {
   const chat = state.mode === "write" && state.facts.chats;
   const path = state.mode === "label" ? "classify" : chat ? "chat/completions" : "completions";
-  const body = state.mode === "label" ? { model, task: state.task, input: text }
+  const body = state.mode === "label" ? { model, task: state.task, input: asFields(text, asked().fields) }
     : chat ? { model, messages: [{ role: "user", content: text }] } : { model, prompt: text };
   const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
   $("command").textContent = `curl ${location.origin}/v1/${path} -H 'Content-Type: application/json' \\\n  -d '${quoted}'`;
@@ -436,6 +454,7 @@ function listen() {
   $("question").addEventListener("input", later(() => state.mode === "label" && ask(), 350));
   $("task").addEventListener("change", () => {
     state.task = $("task").value;
+    showFields();
     ask();
   });
   $("file").addEventListener("change", async () => {

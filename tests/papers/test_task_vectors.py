@@ -25,7 +25,7 @@ from skillgraft.papers.formulas import region_of
 from skillgraft.papers.profile import profile
 from skillgraft.papers.run import run
 from skillgraft.papers.steps import plain
-from skillgraft.papers.vectors import METHODS, Skill, added, single, teams, trained_in, vector
+from skillgraft.papers.task_vectors import METHODS, Skill, added, single, teams, trained_in, vector
 from skillgraft.predictions.predictions import Predictions
 from skillgraft.regions.pruning import pruning_sensitivity
 from skillgraft.tasks.data import Data

@@ -5,13 +5,15 @@ reviews: 10,647 numbers, 159.1 kB, keep 97 % of the accuracy (base 75.0, tuned 9
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from skillgraft.measure.comparisons import LEAST_GAIN
 from skillgraft.measure.evaluate import role_of
 from skillgraft.report.artefacts import Artefact, Found, short_names
 from skillgraft.report.blocks import Block, Drawing, Grid, Text
 from skillgraft.report.json_artefacts import ROLES, Role, Scores
+from skillgraft.report.score_sheets import in_order, people_names
 from skillgraft.report.sheet import Cell, Sheet
 from skillgraft.report.value_sheets import NOT_MEASURED, share_sheet
 from skillgraft.values.printing import human_bytes, shown
@@ -58,7 +60,16 @@ def _keeps(scores: Scores, model: str) -> str:
     found = {label: scores.models[name]["score"].value for label, name in names.items() if name}
     ece = [cell.value for name in (names["tuned"], model) if name and (cell := scores.models[name].get("ece"))]
     surer = f"; ECE {' → '.join(shown(value, 'percent') for value in ece if value is not None)} %"
-    return f"{_share(scores, found)} ({_listed(found, scores)}){_on(scores)}{surer if len(ece) == 2 and None not in ece else ''}"
+    confidence = surer if len(ece) == 2 and None not in ece else ""
+    return f"{_share(scores, found)} ({_listed(found, scores)}){_on(scores)}{confidence}{_no_skill(scores, found)}"
+
+
+def _no_skill(scores: Scores, found: Mapping[str, float | None]) -> str:
+    """Where tuned is hardly better than the base, a share of its score says nothing."""
+    base, tuned = found.get("base"), found.get("tuned")
+    if scores.unit != "percent" or base is None or tuned is None or tuned - base >= LEAST_GAIN:
+        return ""
+    return f"; tuned is not {100 * LEAST_GAIN:g} points better than the base, so there was no skill to keep"
 
 
 def _share(scores: Scores, found: Mapping[str, float | None]) -> str:
@@ -147,18 +158,6 @@ def _labelled(scores: Scores) -> dict[str, Cell]:
 
 def _is_for(role: Role, task: str) -> bool:
     return role.role in ("", "base", "sum", "forgotten") or not role.tasks or task in role.tasks
-
-
-def in_order(label: str) -> int:
-    """Base first, then tuned, then grafts; what is none of these at the end."""
-    return ROLES.index(label) if label in ROLES else len(ROLES)
-
-
-def people_names(names: Iterable[str]) -> dict[str, str]:
-    """Models as people name them: without the file's ending, where that tells them apart."""
-    given = list(names)
-    short = [name.removesuffix(".safetensors") for name in given]
-    return {name: cut if short.count(cut) == 1 else name for name, cut in zip(given, short, strict=True)}
 
 
 def share_in_words(share: float) -> str:
