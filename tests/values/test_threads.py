@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from skillgraft.values.stream import EVERY, mask_of, positions, where_of
-from skillgraft.values.threads import THREADS, Tally, ahead, together
+from skillgraft.values.threads import THREADS, SharedProgress, ahead, together
 
 
 def late(number: int) -> int:
@@ -59,10 +59,10 @@ def test_a_tally_tells_one_at_a_time_and_ends_at_the_total():
         seen.append((done, total))
         inside.release()
 
-    tally = Tally(told, 300)
+    tally = SharedProgress(told, 300)
     together(lambda _: tally.add(3), range(100))
     assert seen == [(3 * number, 300) for number in range(1, 101)]
-    Tally(None, 1).add(1)
+    SharedProgress(None, 1).add(1)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.2, 0.89, 0.91, 0.999, 1.0])

@@ -25,7 +25,7 @@ from skillgraft.files.tensors import Entry, TensorFile, header_bytes, in_file, l
 from skillgraft.values.numbers import Array, all_finite, is_float
 from skillgraft.values.region import index_dtype
 from skillgraft.values.stream import EVERY, GraftStream, Stretch, Where, where_of, windows
-from skillgraft.values.threads import Tally, together
+from skillgraft.values.threads import SharedProgress, together
 
 _READ_AHEAD = 1 << 20  # indices
 Progress = Callable[[int, int], None]
@@ -214,10 +214,10 @@ class _Writer:
     def write(self, stream: GraftStream, progress: Progress | None) -> None:
         for name, head in stream.heads.items():
             self.put(f"{name}.head", 0, head.reshape(-1))
-        tally = Tally(progress, sum(map(stream.size, stream.counts)))
+        tally = SharedProgress(progress, sum(map(stream.size, stream.counts)))
         together(lambda name: self.parameter(stream, name, tally), stream.counts)
 
-    def parameter(self, stream: GraftStream, name: str, tally: Tally) -> None:
+    def parameter(self, stream: GraftStream, name: str, tally: SharedProgress) -> None:
         written, done, count = 0, 0, stream.counts[name]
         for stretch in stream.stretches(name):
             if written + len(stretch) > count:

@@ -33,7 +33,7 @@ from skillgraft.values.stream import (
     where_of,
     windows,
 )
-from skillgraft.values.threads import Tally, ahead
+from skillgraft.values.threads import SharedProgress, ahead
 
 LEVEL = 3
 XOR, TABLE, DIGESTS = "xor", "windows", "digests"
@@ -88,7 +88,7 @@ def _compressed(
     """Every window's frame, one after the other in `frames`; the tables and digests, and each parameter's bytes."""
     parts: dict[str, Array] = {}
     lengths = {}
-    tally = Tally(progress, sum(map(stream.size, stream.counts)))
+    tally = SharedProgress(progress, sum(map(stream.size, stream.counts)))
     for name in stream.counts:
         size, done = stream.size(name), 0
         starts = {low: place for place, (low, _) in enumerate(windows(size))}

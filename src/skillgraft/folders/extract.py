@@ -37,7 +37,7 @@ from skillgraft.values.permitted import tail_problem
 from skillgraft.values.region import Region, Scope
 from skillgraft.values.stream import GraftStream, Mask, Stretch, Where, stretches_of, where_of, windows
 from skillgraft.values.tails import tail_name, tails_of
-from skillgraft.values.threads import Tally, together
+from skillgraft.values.threads import SharedProgress, together
 
 Tuned = Checkpoint | LoraCheckpoint | PatchCheckpoint
 
@@ -349,7 +349,7 @@ def _everything(
     base: Checkpoint, tuned: Tensors, pairing: Pairing, *, scope: str | None, progress: Progress
 ) -> tuple[Chosen, dict[str, int]]:
     everything = Scope.of("all", pairing.shared)
-    counts = _changed(base, tuned, pairing.shared, Tally(progress, everything.size))
+    counts = _changed(base, tuned, pairing.shared, SharedProgress(progress, everything.size))
     changed = {name: count for name, count in sorted(counts.items()) if count}
     if scope is None:
         scope = "layers" if all(map(in_layers, changed)) and any(map(in_layers, counts)) else "all"
@@ -367,10 +367,10 @@ def _everything(
 def changed_outside(base: Tensors, tuned: Tensors, shared: Iterable[str], scope: Scope) -> dict[str, int]:
     """Tensor → entries whose bits differ though the scope does not hold them; where they are is not kept."""
     rest = [name for name in shared if name not in scope.shapes]
-    return {name: count for name, count in _changed(base, tuned, rest, Tally(None, 0)).items() if count}
+    return {name: count for name, count in _changed(base, tuned, rest, SharedProgress(None, 0)).items() if count}
 
 
-def _changed(base: Tensors, tuned: Tensors, names: Iterable[str], tally: Tally) -> dict[str, int]:
+def _changed(base: Tensors, tuned: Tensors, names: Iterable[str], tally: SharedProgress) -> dict[str, int]:
     """Tensor → how many of its entries have other bits."""
 
     def count(name: str) -> tuple[str, int]:

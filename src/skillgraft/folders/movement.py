@@ -20,7 +20,7 @@ from skillgraft.errors import InputError
 from skillgraft.folders.checkpoint import Tensors, chunks
 from skillgraft.values.numbers import Array, widen
 from skillgraft.values.region import Region, Scope
-from skillgraft.values.threads import THREADS, Tally, ahead, together
+from skillgraft.values.threads import THREADS, SharedProgress, ahead, together
 from skillgraft.values.topmost import BUCKETS as BUCKETS
 from skillgraft.values.topmost import bucket_of, topmost
 
@@ -70,7 +70,7 @@ def most_moved(base: Tensors, tuned: Tensors, scope: Scope, count: int, *, progr
         for number, name in enumerate(names)
         for low, high in chunks(math.prod(scope.shapes[name]), base.dtypes[name].itemsize)
     )
-    tally = Tally(progress, scope.size)
+    tally = SharedProgress(progress, scope.size)
 
     def collect(kept: _Topmost) -> _Topmost:
         """Whichever thread is free takes the next stretch, so each of them sees its own in order."""

@@ -30,7 +30,7 @@ from skillgraft.folders.weight_files import INDEX, other_weights
 from skillgraft.values.numbers import TAGS, Array, bits
 from skillgraft.values.region import Indices
 from skillgraft.values.stream import Stretch
-from skillgraft.values.threads import Tally, together
+from skillgraft.values.threads import SharedProgress, together
 
 _WINDOW = 1024 * 1024  # entries that are copied at a time
 _DENSE = 8  # a tensor is written anew where at least one in so many of its entries changes
@@ -111,7 +111,7 @@ def _copy_files(
     source: Checkpoint, target: Path, edit: Edit, layouts: Mapping[str, _Layout], progress: Progress
 ) -> None:
     """Copy every weight file with its changes."""
-    tally = Tally(progress, sum(math.prod(source.shapes[name]) for name in edit.numbers))
+    tally = SharedProgress(progress, sum(math.prod(source.shapes[name]) for name in edit.numbers))
     jobs = [partial(_copy_rest, target / name, layout, edit) for name, layout in layouts.items()]
     jobs += [
         partial(_write_dense, source, target / file, name, layout.kept[name].new, edit.numbers[name])

@@ -57,7 +57,7 @@ def ahead(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Res
             yield waiting.popleft().result()
 
 
-class Tally:
+class SharedProgress:
     """What several threads have done of one total, told to one callback, one call at a time."""
 
     def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
