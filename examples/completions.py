@@ -6,7 +6,7 @@ For each set the base is tuned (and once more with a proximal pull, and with P1'
 the budgeted search at each density, at scale 1 and at the scale that validation NLL chooses, once by P1's search, and all are
 measured on test rows: NLL per token, exact match, share of tuned's improvement, size, and three answers. Of one set the search
 is taken among all entries and in float32 as well. Everything made is kept in `--store` and never made again;
-docs/results/completions (or `--out`) is written from what is there, after every set. One thread.
+completions.json and its page in docs/results (or `--out`) are written from what is there, after every set. One thread.
 """
 
 from __future__ import annotations
@@ -232,7 +232,9 @@ def _cell(cell: Any, models: Mapping[str, Completions], row: str) -> Cell:
     of = TOLD[row.split(",")[0] if row.split(",")[0] in TUNINGS else "tuned"]
     others = {"base": models["base"], "tuned": models.get(of)}
     value = cell(summary(models[row], **{key: each for key, each in others.items() if each is not models[row]}))
-    return Cell(reason="no answers written") if value is None else cell_of(value)
+    if value is None:
+        return Cell(reason="what others are compared with" if models[row].texts else "no answers written")
+    return cell_of(value)
 
 
 def _notes(found: Found) -> tuple[str, ...]:
@@ -245,9 +247,14 @@ def _notes(found: Found) -> tuple[str, ...]:
             if name in ("base", "tuned") or "budgeted 0.001, scale auto" in name
         }
         for row in side_by_side(some):
-            told = (f"{name} `{' '.join(text.replace('`', chr(39)).split())[:120]}`" for name, text in row.items())
+            told = (f"{name} `{_shown(text)}`" for name, text in row.items())
             notes += [f"{task}: {'; '.join(told)}"]
     return tuple(notes)
+
+
+def _shown(text: str) -> str:
+    """A generated text in one short line, harmless in Markdown."""
+    return "".join(each if each.isprintable() else "?" for each in " ".join(text.replace("`", "'").split()))[:120]
 
 
 def write_page(store: Path, scale: Scale, base: Path, out: Path) -> None:
@@ -265,7 +272,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", default=list(SETS), help="none: only the page is written")
     parser.add_argument("--profile", default="full", choices=PROFILES)
     parser.add_argument("--store", type=Path, default=Path("results/completions"))
-    parser.add_argument("--out", type=Path, default=Path("docs/results/completions"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     asked = parser.parse_args()
     import torch
 

@@ -294,7 +294,7 @@ def save_page(work: Work, part: str, lines: Sequence[str], out: Path) -> None:
         (".json", json.dumps({"settings": settings, "printed": named}, indent=1) + "\n"),
         (".md", "\n".join([*lines, "", "```json", json.dumps(settings, indent=1), "```", ""]).lstrip("\n")),
     ):
-        with atomic.new_file(out / f"{part}{suffix}", overwrite=True) as file:
+        with atomic.new_file(out / f"language-models-{part}{suffix}", overwrite=True) as file:
             file.write_text(
                 text.replace(f"{work.folder}/", "").replace(str(work.base), work.base.name), encoding="utf-8"
             )

@@ -4,7 +4,7 @@
 
 TUNED is BASE with noise in its layers, since memory does not depend on what was learned. Two processes of their own are watched:
 `localize` with the budgeted search at density 1e-3 (three steps of eight rows of nl2bash), and plain forward and backward
-passes of such rows, of which each gradient is dropped as it is made: what they need beyond the model are the activations.
+passes of the same batches, of which each gradient is dropped as it is made: what they need beyond the model are the activations.
 Anonymous memory counts; where a loader maps the weights instead of copying them, their bytes are added.
 """
 
@@ -57,12 +57,12 @@ def search(base: Path, tuned: Path, out: Path) -> None:
 
 
 def plain(base: Path) -> None:
-    """Forward and backward passes alone, over the rows of the search's steps."""
+    """Forward and backward passes alone, over the batches of the search's steps."""
     _one_thread()
     import torch
 
     opened = TaskModel.open(base, [TASK], data=DATA, splits=("train",))
-    readout, rows = opened.rows.readout(TASK), opened.rows.encoded(TASK, "train")
+    steps = opened.steps({TASK: opened.rows.encoded(TASK, "train")}, batch_size=ROWS)
 
     def drop(parameter: torch.Tensor) -> None:
         parameter.grad = None
@@ -71,9 +71,8 @@ def plain(base: Path) -> None:
         if parameter.requires_grad_(in_layers(name.removeprefix("model."))).requires_grad:
             parameter.register_post_accumulate_grad_hook(drop)
     for step in range(STEPS):
-        batch = readout.collate(rows[step * ROWS : (step + 1) * ROWS])
-        scores = readout.scores(opened.model, batch).float()
-        torch.nn.functional.cross_entropy(scores, batch["labels"]).backward()
+        for batch, _share in steps(step):
+            opened.loss(opened.model, batch).backward()
 
 
 def loaded(base: Path) -> None:

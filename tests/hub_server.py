@@ -2,6 +2,7 @@
 
 with Hub() as hub:
     hub.put("owner/name", {"config.json": b"{}"})
+    hub.put("datasets/owner/rows", {"train.jsonl": b"{}"})
     ... HF_ENDPOINT=hub.address
 """
 
@@ -14,7 +15,7 @@ import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
-from urllib.parse import unquote, urlparse
+from urllib.parse import parse_qs, unquote, urlparse
 
 
 class Hub:
@@ -50,6 +51,10 @@ class Hub:
         return next((found for found in reversed(commits) if revision in ("main", found[0])), None)
 
 
+def _entry(path: str, data: bytes) -> dict[str, Any]:
+    return {"type": "file", "oid": hashlib.sha1(data).hexdigest(), "size": len(data), "path": path}
+
+
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
 
@@ -61,6 +66,10 @@ class _Handler(BaseHTTPRequestHandler):
         parts = unquote(urlparse(self.path).path).strip("/").split("/")
         if parts[:2] == ["api", "models"]:
             self._model("/".join(parts[2:4]), parts[4:])
+        elif parts[:2] == ["api", "datasets"]:
+            self._model("/".join(parts[1:4]), parts[4:])
+        elif parts[0] == "datasets" and len(parts) > 5 and parts[3] == "resolve":
+            self._file("/".join(parts[:3]), parts[4], "/".join(parts[5:]))
         elif len(parts) > 4 and parts[2] == "resolve":
             self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
         else:
@@ -82,6 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif "preupload" in parts:
             files = json.loads(body)["files"]
             self._json({"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files]})
+        elif "paths-info" in parts:
+            self._paths("/".join(parts[1:4]), parts[5], parse_qs(body.decode()).get("paths", []))
         elif "commit" in parts:
             self._commit("/".join(parts[2:4]), body)
         else:
@@ -99,15 +110,15 @@ class _Handler(BaseHTTPRequestHandler):
             return
         commit, files = found
         if rest[:1] == ["tree"]:
-            self._json(
-                [
-                    {"type": "file", "oid": hashlib.sha1(d).hexdigest(), "size": len(d), "path": p}
-                    for p, d in files.items()
-                ]
-            )
+            below = "".join(f"{part}/" for part in rest[2:])
+            self._json([_entry(path, data) for path, data in files.items() if path.startswith(below)])
         else:
             siblings = [{"rfilename": path, "size": len(data)} for path, data in files.items()]
             self._json({"id": name, "modelId": name, "sha": commit, "siblings": siblings, "private": False, "tags": []})
+
+    def _paths(self, name: str, revision: str, paths: list[str]) -> None:
+        if found := self._commit_of(name, revision):
+            self._json([_entry(path, found[1][path]) for path in paths if path in found[1]])
 
     def _file(self, name: str, revision: str, path: str) -> None:
         found = self._commit_of(name, revision)

@@ -133,6 +133,17 @@ def test_scales_by_name_in_python(run: Run) -> None:
         combine({"films": a, "news": b}, scale={"filsm": 0.5})
 
 
+def test_a_recorded_command_keeps_names_and_no_folders(run: Run) -> None:
+    Path("lr=1").mkdir()
+    shutil.copy("b.safetensors", "lr=1/g.safetensors")
+    assert (
+        run("combine", "films=one/g.safetensors", "lr=1/g.safetensors", "--scale=films=2", "-o", "c.safetensors").code
+        == 0
+    )
+    made = load("c.safetensors").info["command"]
+    assert made == "skillgraft combine films=g.safetensors g.safetensors --scale=films=2 -o c.safetensors"
+
+
 @pytest.fixture
 def encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
     """`evaluate` on a tiny encoder with two fine-tunes in one/model and two/model and films.toml, and what it printed."""

@@ -11,17 +11,17 @@ import resource
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from skillgraft.files import atomic
 from tests.attacks import kills
 from tests.attacks.kills import VERBS, child, clear, ended, image, run, whole
 from tests.model_folders import content
 
 pytestmark = pytest.mark.long
-LOOPS = ("finetune", "localize", "continual")
 every_verb = pytest.mark.parametrize("verb", VERBS)
 
 
@@ -94,6 +94,24 @@ def test_two_processes_with_one_output(verb: str, work: Path, complete: dict[str
         assert codes[1] in (0, 1, 2), (turn, codes)
         goes_on(work, verb, complete)
         clear(work)
+
+
+def overtaken(name: str, make: Callable[[Path], object], work: Path) -> None:
+    """From now on another process's output is there just before this one's gets its name."""
+    real = getattr(atomic, name)
+    setattr(atomic, name, lambda *paths: (make(work / "OUT"), real(*paths))[1])
+
+
+@pytest.mark.parametrize(
+    ("verb", "name", "make"),
+    [("finetune", "_to_disk", Path.mkdir), ("localize", "_publish_file", Path.touch)],
+    ids=["finetune", "localize"],
+)
+def test_who_was_overtaken_leaves_nothing(verb: str, name: str, make: Callable[[Path], object], work: Path) -> None:
+    """A run that resumes would need a snapshot; where the output is there already, nobody will."""
+    assert ended(child(work, VERBS[verb], lambda: overtaken(name, make, work))) == 2
+    assert [item.name for item in work.iterdir() if "OUT" in item.name] == ["OUT"]
+    assert (work / "OUT").stat().st_size == 0 or list((work / "OUT").iterdir()) == []
 
 
 @every_verb

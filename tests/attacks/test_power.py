@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from skillgraft.errors import InputError
+from skillgraft.errors import InputError, SkillgraftError
 from skillgraft.folders.apply import Named, apply, check, remove
 from skillgraft.folders.extract import extract
 from skillgraft.values import permitted
@@ -82,6 +82,46 @@ def test_whole_numbers_do_not_stand_in_for_weights(tmp_path):
 def test_config_keys_are_a_closed_list(config, why, tmp_path):
     base = write_folder(tmp_path / "base", body())
     refused(base, graft_of_nothing(config=config), rf"in config\.json, which .*{why}", tmp_path / "on")
+
+
+ROWS = np.ones((2, 4), np.float32)
+VOCABULARY = {"vocab_size": 11}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "why"),
+    [
+        (f"{EMBEDDING}[11:]", ROWS[:, :3], r"the rows have \[2, 3\]"),
+        (f"{EMBEDDING}[11:]", ROWS[0], r"the rows have \[4\]"),
+        (f"{EMBEDDING}[11:]", ROWS.astype(np.float64), "the rows hold float64"),
+        (f"{EMBEDDING}[11:]", ROWS.astype(np.int64), "the rows hold int64"),
+        (f"{EMBEDDING}[11:]", ROWS[:0], r"the rows have \[0, 4\]"),
+        (f"{EMBEDDING}[5:]", ROWS, "has 11 rows"),
+        (f"{QUERY}[4:]", ROWS, "lies in a layer"),
+        ("embeddings.LayerNorm.weight[4:]", ROWS[0], "has 4 rows, while config.json"),
+        ("classifier.weight[2:]", ROWS, "neither an embedding nor the LM head"),
+        ("other_embeddings.weight[11:]", ROWS, "does not have"),
+        (f"../{EMBEDDING}[11:]", ROWS, "is no name of a tensor"),
+        (f"{EMBEDDING}[11:][13:]", ROWS, "is no name of a tensor"),
+        (f"{EMBEDDING}[0:]", ROWS, "is no name of a tensor"),
+        (f"{EMBEDDING}[11:12]", ROWS, "is no name of a tensor"),
+    ],
+)
+def test_rows_are_appended_to_embeddings_alone_and_as_they_are(name, rows, why, tmp_path):
+    base = write_folder(tmp_path / "base", body(), config=VOCABULARY)
+    refused(base, graft_of_nothing({name: rows}), why, tmp_path / "on")
+
+
+@pytest.mark.parametrize("first", [13, 14, 900])
+def test_a_ledger_that_lies_about_rows_is_refused(first, tmp_path):
+    base = write_folder(tmp_path / "base", body(), config=VOCABULARY)
+    graft = Named(graft_of_nothing({f"{EMBEDDING}[11:]": ROWS}), "g")
+    apply(base, graft, out=tmp_path / "on")
+    ledger = tmp_path / "on" / "skillgraft.json"
+    ledger.write_text(ledger.read_text().replace("[11:]", f"[{first}:]"))
+    with pytest.raises(SkillgraftError):
+        remove(tmp_path / "on", graft, out=tmp_path / "off")
+    assert not (tmp_path / "off").exists()
 
 
 @pytest.mark.parametrize("prefix", ["bert", "1.", "lm_head.", "embeddings.", "encoder.layer.0.", ".", "..", "a..b.", "x\n.",

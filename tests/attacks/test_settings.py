@@ -85,3 +85,26 @@ def test_a_step_s_graft_without_a_recipe(tmp_path):
     extract(base, tuned).with_info(recipe=None).save(tmp_path / "graft.safetensors")
     with pytest.raises(FormatError, match="it records no recipe; remove"):
         PARTS["recipe"](tmp_path, "")
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        {"generation": {"custom_generate": 1}},
+        {"template": 5},
+        {"tokens": [5]},
+        {"roles": {"eos_token": 1}},
+        {"x": 1},
+        5,
+    ],
+)
+def test_an_edited_layer_brings_no_other_chat(chat, tmp_path):
+    """What a ledger says of a chat has no more power than what a graft says."""
+    apply(home() / "base", talking(), out=tmp_path / "on")
+    file = tmp_path / "on" / "skillgraft.json"
+    content = json.loads(file.read_text())
+    content["applied"][0]["chat"] = chat
+    file.write_text(json.dumps(content))
+    with pytest.raises(SkillgraftError, match=r"skillgraft\.json"):
+        remove(tmp_path / "on", talking(), out=tmp_path / "off")
+    assert not (tmp_path / "off").exists()

@@ -27,7 +27,17 @@ from skillgraft.errors import HeadConflict, InputError, SkillgraftError, WrongBa
 from skillgraft.folders.tokens import MOST_TOKENS, kept_as
 from skillgraft.values.tails import tail_name, tail_of, vocabulary_size
 from tests.completing import CHAT, chatting, write_facts
-from tests.model_folders import content, same_weights, tensors_of
+from tests.model_folders import (
+    EMBEDDING,
+    FORMATS,
+    QUERY,
+    body,
+    content,
+    moved,
+    same_weights,
+    tensors_of,
+    write_folder,
+)  # fmt: skip
 from tests.running import Run, runner
 
 NEW = ("<|im_start|>", "<|im_end|>")
@@ -124,6 +134,33 @@ def test_apply_gives_tuned_and_remove_the_bases_files(pair: tuple[Path, Path], t
     assert content(tmp_path / "off") == before == content(base)
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("head", ["", "twin", "untied"])
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dense", [False, True])
+def test_laws_of_appended_rows(tmp_path: Path, shards: int, head: str, dtype: str, dense: bool) -> None:
+    """In one file or several, tied, tied and stored twice, or untied; whether few entries change or all."""
+    tensors = body(dtype=FORMATS[dtype])
+    if head:
+        tensors["lm_head.weight"] = tensors[EMBEDDING] * (1 if head == "twin" else 2)
+    longer = moved(tensors, *([] if dense else [QUERY]))
+    longer["lm_head.weight"] = longer.get("lm_head.weight", tensors[EMBEDDING])
+    if head == "twin":
+        longer["lm_head.weight"] = longer[EMBEDDING]
+    rows = np.ones((2, 4), FORMATS[dtype])
+    longer = {n: np.concatenate([a, rows]) if n in (EMBEDDING, "lm_head.weight") else a for n, a in longer.items()}
+    if not head:
+        del longer["lm_head.weight"]
+    base = write_folder(tmp_path / "base", tensors, config={"vocab_size": 11}, shards=shards)
+    tuned = write_folder(tmp_path / "tuned", longer, config={"vocab_size": 13}, shards=shards)
+    graft = extract(base, tuned)
+    assert len(graft.heads) == (2 if head == "untied" else 1)
+    apply(base, graft, out=tmp_path / "on")
+    assert same_weights(tmp_path / "on", tuned)
+    remove(tmp_path / "on", graft, out=tmp_path / "off")
+    assert content(tmp_path / "off") == content(base)
+
+
 def test_packed_grafts_have_tails_as_well(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,10 +247,11 @@ def test_inspect_says_it_in_plain_words(
     run: Run = runner(tmp_path, monkeypatch, capsys)
     graft = extract(*pair)
     graft.save(tmp_path / "g.safetensors")
-    said, first = run("inspect", "g.safetensors").out, next(tail.first for n in graft.heads if (tail := tail_of(n)))
+    said = " ".join(run("inspect", "g.safetensors").out.split())
+    first = next(tail.first for name in graft.heads if (tail := tail_of(name)))
     assert f"new tokens, 2: '<|im_start|>' ({first}), '<|im_end|>' ({first + 1})" in said
     assert "tokenizer: eos_token '<|im_end|>'" in said
-    assert f"would append rows: 5 to embed_tokens.weight, after row {first - 1}" in " ".join(said.split())
+    assert f"would append rows: 5 to embed_tokens.weight, after row {first - 1}" in said
     assert "a token that the base has" in said
 
 

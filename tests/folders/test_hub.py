@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -219,24 +221,44 @@ def test_more_of_the_command_line(hub: Hub, family: Path, tmp_path: Path) -> Non
     extract(family / "BASE", family / "OTHER").push_to_hub("me/skill")
     run(hub, tmp_path, "download", "me/skill", "-o", "h.safetensors")
     assert len(Graft.load(tmp_path / "h.safetensors")) == 2
-    assert run(hub, tmp_path, "check", "me/base", "me/nothing", code=2).stderr.endswith("`hf auth login`\n")
+    assert run(hub, tmp_path, "check", "me/base", "me/nothing", ends=2).stderr.endswith("`hf auth login`\n")
 
 
-def run(hub: Hub, where: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+@pytest.mark.long
+def test_a_task_s_rows_by_name(hub: Hub, tmp_path: Path) -> None:
+    """Through `datasets` itself: fetched once, read offline after that, and refused in words where they are not."""
+    pytest.importorskip("datasets")
+    rows = [{"text": f"a film of {n} hours", "label": "bad" if n > 3 else "good"} for n in range(8)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    hub.put("datasets/me/films", {"train.jsonl": lines, "test.jsonl": lines, "README.md": b"# films"})
+    read = "import sys; from skillgraft.tasks.sources import read_table; print(len(read_table(sys.argv[1], ('text', 'label'))))"
+    assert run(hub, tmp_path, "hf:me/films:train", code=read).stdout == "8\n"
+    hub.requests.clear()
+    assert run(hub, tmp_path, "hf:me/films:train", code=read, HF_HUB_OFFLINE="1").stdout == "8\n"
+    assert hub.requests == []
+    for name, says in (("hf:me/none:train", "me/none"), ("hf:me/films:dev", "dev")):
+        ended = run(hub, tmp_path, name, code=read, ends=1)
+        assert re.search(rf"DataError: {name}: cannot be read: .*{says}", ended.stderr)
+
+
+def run(
+    hub: Hub, where: Path, *words: str, ends: int = 0, code: str = "", **more: str
+) -> subprocess.CompletedProcess[str]:
     settings = {
         "HF_ENDPOINT": hub.address,
         "HF_HOME": str(where / "home"),
         "HF_TOKEN": "hf_test",
         "HF_HUB_DISABLE_XET": "1",
+        **more,
     }
     ended = subprocess.run(
-        [sys.executable, "-m", "skillgraft", *words],
+        [sys.executable, *(["-c", code] if code else ["-m", "skillgraft"]), *words],
         cwd=where,
         env={**os.environ, **settings},
         capture_output=True,
         text=True,
     )
-    assert ended.returncode == code, ended.stderr
+    assert ended.returncode == ends, ended.stderr
     return ended
 
 

@@ -59,6 +59,19 @@ def read_names(folder: Path) -> None:
         assert from_mapping(dict(terms)) == terms
 
 
+def read_headers(folder: Path) -> None:
+    """Host, Origin and Authorization, one a line: who is let in has named this server, and its key."""
+    host, origin, key = (*(folder / "headers").read_bytes().decode("latin-1").split("\n"), "", "", "")[:3]
+    guard = Guard.of("127.0.0.1", key="0123456789abcdef", allowed_hosts=["my.lan"], origins=["https://ours.example"])
+    with _as_input():
+        guard.check_host(host)
+        guard.check_origin(origin or None, host)
+        guard.check_key(key, "/v1/models")
+    assert host_name(host) in ("127.0.0.1", "localhost", "::1", "my.lan")
+    assert origin in ("", "https://ours.example") or origin.lower().partition("://")[2] == host.lower()
+    assert key.partition(" ")[2].strip() == "0123456789abcdef"
+
+
 @contextmanager
 def _as_input() -> Iterator[None]:
     try:
@@ -81,7 +94,6 @@ class Served:
 
     @classmethod
     def of(cls, base: Path, skill: Graft) -> Served:
-        from skillgraft.serve.guard import Guard
         from skillgraft.serve.server import application
         from skillgraft.serve.service import Service
 
@@ -112,19 +124,6 @@ def servers() -> tuple[asyncio.AbstractEventLoop, Mapping[str, Served]]:
     for served in made.values():
         loop.run_until_complete(served.as_it_was())
     return loop, made
-
-
-def read_headers(folder: Path) -> None:
-    """Host, Origin and Authorization, one a line: who is let in has named this server, and its key."""
-    host, origin, key = (*(folder / "headers").read_bytes().decode("latin-1").split("\n"), "", "", "")[:3]
-    guard = Guard.of("127.0.0.1", key="0123456789abcdef", allowed_hosts=["my.lan"], origins=["https://ours.example"])
-    with _as_input():
-        guard.check_host(host)
-        guard.check_origin(origin or None, host)
-        guard.check_key(key, "/v1/models")
-    assert host_name(host) in ("127.0.0.1", "localhost", "::1", "my.lan")
-    assert origin in ("", "https://ours.example") or origin.lower().partition("://")[2] == host.lower()
-    assert key.partition(" ")[2].strip() == "0123456789abcdef"
 
 
 def read_http(folder: Path) -> None:

@@ -131,7 +131,9 @@ def test_errors_are_shown_in_words(chromium: Any, labels: Running, writer_base: 
     for name, data in (("evil<img src=x>", b"no graft"), ("alien", _bytes(skill(writer_base, 1), tmp_path))):
         studio.page.evaluate(DROP, [f"{name}.safetensors", list(data)])
         studio.page.wait_for_selector("#problem:not([hidden])")
-        assert f"{name}.safetensors is not held: " in studio.page.locator("#problem p").text_content()
+        said = studio.page.locator("#problem p").text_content()
+        assert said.startswith(f"{name}.safetensors is not held: ")
+        assert said.count(".safetensors") == 1, said
         studio.page.locator("#problem button").click()
     assert studio.page.locator("img").count() == 0
     labels.service.shelf.held["films"].uses += 1  # it stays in the bank; the name goes
@@ -203,6 +205,20 @@ def test_texts_stream_in_side_by_side(chromium: Any, writer_base: Path, tmp_path
         assert studio.page.locator(".answer[aria-busy=true]").count() == 0
         texts = studio.page.locator(".answer .text").all_text_contents()
         assert len(set(texts)) == 4
+        assert studio.complaints == []
+
+
+def test_a_page_without_skills_says_what_to_do(chromium: Any, encoder_base: Path, tmp_path: Path) -> None:
+    with running(encoder_base, write_skills(tmp_path / "skills", {}), page=True) as run:
+        studio = Page(chromium, run)
+        assert studio.page.locator("#no-skills").is_visible()
+        assert "drop its file on the page" in studio.page.locator(".answer p").text_content()
+        assert not studio.page.locator("#same").is_visible()
+        file = tmp_path / "films.safetensors"
+        save(films(encoder_base, 1), file)
+        studio.page.locator("#file").set_input_files(file)
+        studio.until("() => document.querySelectorAll('.answer .bar').length === 4")
+        assert studio.page.locator("#same").is_visible()
         assert studio.complaints == []
 
 

@@ -64,7 +64,9 @@ def command_line() -> str:
 def _without_folders(word: str) -> str:
     from skillgraft.tasks.task import AS
 
-    option, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    option, sign, value = word.partition("=")  # --out=DIR/g, films=DIR/g; but DIR/lr=0.1/g is a path
+    if not sign or "/" in option or os.path.exists(word):
+        option, sign, value = "", "", word
     names = (Path(part).name if "/" in part else part for part in value.split(AS))
     return f"{option}{sign}{AS.join(names)}"
 

@@ -244,6 +244,12 @@ def _tails(source: Checkpoint, whole: Graft) -> dict[str, Array]:
 def _rows_without(source: Checkpoint, heads: Iterable[str]) -> dict[str, int]:
     """Tensor → how many rows it has once the tails among these heads are off."""
     rows = {tail.tensor: tail.first for name in heads if (tail := tail_of(name))}
+    for name, first in rows.items():
+        shape = source.shapes.get(name, ())
+        if not shape or not 0 < first < shape[0]:
+            raise FormatError(
+                f"{source.path}: skillgraft.json says that {name} got rows after {first}; it has {list(shape)}"
+            )
     return {**{twin: rows[name] for twin, name in source.twins.items() if name in rows}, **rows}
 
 

@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from skillgraft.errors import InputError
 from skillgraft.live.row_change import added, embedded, layout_for
-from skillgraft.live.row_entries import BatchEntries, Layout
+from skillgraft.live.row_entries import BatchEntries, EntryLayout
 from skillgraft.live.row_forms import EMBEDDING, NORM, NOTHING, Entries, RowForms, RowModule
 from skillgraft.live.row_skill import RowSkill
 from skillgraft.opening.compat import own_parameters
@@ -60,11 +60,11 @@ class OwnMatrix:
 
 
 @dataclass(frozen=True, eq=False)
-class Change:
+class ModuleChange:
     """What one module's output of so many tokens a row becomes."""
 
     tokens: int
-    layout: Layout | None
+    layout: EntryLayout | None
     own: list[OwnMatrix]
 
 
@@ -74,7 +74,7 @@ class RowBatch:
 
     forms: RowForms
     skills: Sequence[RowSkill | None]
-    _changes: dict[tuple[int, bool], Change] = field(default_factory=dict)
+    _changes: dict[tuple[int, bool], ModuleChange] = field(default_factory=dict)
     _entries: dict[bool, BatchEntries] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class RowBatch:
             ids, output = ids.expand(rows, *ids.shape[1:]), output.expand(rows, *output.shape[1:])
         return embedded(self._divided(decoding=False), index, ids, output, self.forms.modules[index])
 
-    def _change(self, index: int, tokens: int) -> Change:
+    def _change(self, index: int, tokens: int) -> ModuleChange:
         entries = self._divided(decoding=tokens == 1)
         layout = None
         if entries.touched[index]:
@@ -120,7 +120,7 @@ class RowBatch:
         for row in self._left_out(entries, index):
             many.setdefault(id(self.skills[row]), []).append(row)
         own = [OwnMatrix.of(self.skills[rows[0]], rows, index, self._device(index)) for rows in many.values()]
-        change = self._changes[index, tokens == 1] = Change(tokens, layout, own)
+        change = self._changes[index, tokens == 1] = ModuleChange(tokens, layout, own)
         return change
 
     def _left_out(self, entries: BatchEntries, index: int) -> list[int]:

@@ -16,20 +16,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from skillgraft.live.row_entries import BatchEntries, Layout
+from skillgraft.live.row_entries import BatchEntries, EntryLayout
 from skillgraft.live.row_forms import RowModule
 
 _PADDING = 2.0  # the rectangle holds at most so many times the entries themselves
 
 
-def layout_for(entries: BatchEntries, index: int, tokens: int, *, every_row: bool) -> Layout:
+def layout_for(entries: BatchEntries, index: int, tokens: int, *, every_row: bool) -> EntryLayout:
     """The faster layout for a module's entries; a row without a skill is never touched, so `every_row` must have one."""
     if tokens > 1 and every_row and entries.padding(index) <= _PADDING:
         return entries.rectangle(index, tokens)
     return entries.flat(index, tokens)
 
 
-def added(layout: Layout, given: Tensor, output: Tensor, tokens: int) -> Tensor:
+def added(layout: EntryLayout, given: Tensor, output: Tensor, tokens: int) -> Tensor:
     """The output plus what the entries make of `given`; entries of row i see its tokens alone."""
     if layout.inputs.dim() == 3:
         return _rectangular(layout, given, output, tokens)
@@ -52,7 +52,7 @@ def embedded(entries: BatchEntries, index: int, ids: Tensor, output: Tensor, mod
     return flat.view(output.shape)
 
 
-def _flat(layout: Layout, given: Tensor, output: Tensor, tokens: int) -> Tensor:
+def _flat(layout: EntryLayout, given: Tensor, output: Tensor, tokens: int) -> Tensor:
     """Entries one after the other, token by token: positions in the flattened tensors."""
     inputs, outputs = layout.inputs, layout.outputs
     if tokens > 1:  # made anew: kept, they would take eight bytes for every entry of every token
@@ -64,14 +64,14 @@ def _flat(layout: Layout, given: Tensor, output: Tensor, tokens: int) -> Tensor:
     return output
 
 
-def _rectangular(layout: Layout, given: Tensor, output: Tensor, tokens: int) -> Tensor:
+def _rectangular(layout: EntryLayout, given: Tensor, output: Tensor, tokens: int) -> Tensor:
     rows = len(layout.inputs)
     taken = given.reshape(rows, tokens, -1).gather(2, layout.inputs)
     output.view(rows, tokens, -1).scatter_add_(2, layout.outputs, _weighed(taken, layout, output.dtype))
     return output
 
 
-def _weighed(taken: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+def _weighed(taken: Tensor, layout: EntryLayout, dtype: torch.dtype) -> Tensor:
     """taken · delta + constant, rounded once; in place where no graph is recorded."""
     delta, constant = layout.delta, layout.constant
     if torch.is_grad_enabled():

@@ -24,7 +24,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
-class Layout:
+class EntryLayout:
     """One module's entries as a gather, a product and a scatter-add take them; `constant` is added without any input."""
 
     inputs: Tensor
@@ -32,12 +32,12 @@ class Layout:
     delta: Tensor
     constant: Tensor | None
 
-    def on(self, device: torch.device) -> Layout:
+    def on(self, device: torch.device) -> EntryLayout:
         """The same on a module's device."""
         if self.delta.device == device:
             return self
         constant = None if self.constant is None else self.constant.to(device)
-        return Layout(self.inputs.to(device), self.outputs.to(device), self.delta.to(device), constant)
+        return EntryLayout(self.inputs.to(device), self.outputs.to(device), self.delta.to(device), constant)
 
 
 @dataclass(eq=False)
@@ -86,20 +86,20 @@ class BatchEntries:
         """Where a module's entries stand."""
         return slice(self._ends[index], self._ends[index + 1])
 
-    def flat(self, index: int, tokens: int) -> Layout:
+    def flat(self, index: int, tokens: int) -> EntryLayout:
         """Entries one after the other, as positions in the flattened tensors of a batch of so many tokens a row."""
         inputs, outputs = self._latest(tokens)
         delta, constant, biased = self._once("weights", lambda: self._weights(self.inputs, self.numbers))
         part = self.part(index)
-        return Layout(inputs[part], outputs[part], delta[part], constant[part] if biased[index] else None)
+        return EntryLayout(inputs[part], outputs[part], delta[part], constant[part] if biased[index] else None)
 
-    def rectangle(self, index: int, tokens: int) -> Layout:
+    def rectangle(self, index: int, tokens: int) -> EntryLayout:
         """(rows, tokens, entries of the fullest row): every token's entries are neighbours in memory."""
         ends, *columns, biased = self._once("rectangle", self._padded)
         shape = len(self.counts), 1, -1
         inputs, outputs, delta, constant = (column[ends[index] : ends[index + 1]].view(shape) for column in columns)
         wide = len(self.counts), tokens, -1
-        return Layout(inputs.expand(wide), outputs.expand(wide), delta, constant if biased[index] else None)
+        return EntryLayout(inputs.expand(wide), outputs.expand(wide), delta, constant if biased[index] else None)
 
     def by_token(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """A table's entries sorted by (row, token), with the number of the embedding that they change, and by how much."""

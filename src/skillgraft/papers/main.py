@@ -130,10 +130,12 @@ def _tuning(arguments: Arguments) -> float:
 
 
 def _searching(arguments: Arguments) -> float:
-    from skillgraft.regions.search import SearchPlan
+    from skillgraft.regions.methods import METHODS
+    from skillgraft.regions.search import P1_ROWS
 
     data = _data(arguments)
-    most = arguments.get("batch_size") or SearchPlan(arguments.get("method", "learned")).step_rows
+    method = METHODS.get(arguments.get("method", "learned"))  # None of a region of the base alone
+    most = arguments.get("batch_size") or (method and method.step_rows) or P1_ROWS
     rows = min(most, data.train_rows or 2 * (data.shots or 512))
     return float(arguments.get("steps", 1) * rows * _length(arguments) * 1.25)
 

@@ -99,8 +99,11 @@ def localize(
             command=runtime.command or None,
         )  # fmt: skip
         if out is not None and pair.opened.processes.is_main:
-            save(graft, Path(out))
-            snapshots.delete(outcome.scales(plan))
+            try:
+                save(graft, Path(out))
+            finally:
+                if Path(out).exists():  # ours, or that of a process which was faster
+                    snapshots.delete(outcome.scales(plan))
     return Localization(graft, points, nested, outcome.trials, reached)
 
 

@@ -146,7 +146,7 @@ class Engine:
     def _prepare(self, ticket: Ticket) -> None:
         try:
             rows = [] if ticket.gone else ticket.prepare(ticket)
-            for spec in {id(row.spec): row.spec for row in rows}.values():
+            for spec in {id(row.spec): row.spec for row in rows if _is_sum(row.spec)}.values():
                 self.bank.rows([spec])  # skills that cannot be put together fail here, before others are touched
         except Exception as error:
             self._leave_queue(ticket.rows)
@@ -264,6 +264,11 @@ class Engine:
         self._decoding.keep([at for at, stays in enumerate(kept) if stays])
         self._entering = None
         self._writing = [row for row, stays in zip(self._writing, kept, strict=True) if stays]
+
+
+def _is_sum(spec: Spec) -> bool:
+    """Whether skills have to be put together: one by itself is held as it is."""
+    return spec is not None and (len(spec) > 1 or any(scale != 1.0 for scale in spec.values()))
 
 
 def _answer(call: Callable[[], Any], future: Future[Any]) -> None:

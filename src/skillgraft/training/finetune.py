@@ -250,11 +250,14 @@ def _run(
     state = _state(opened)
     if opened.processes.is_main:
         facts = {**made, "steps": progress.step, "validation": validation}
-        with atomic.new_folder(target) as folder:
-            write_folder(opened, folder, facts, adapters=prepared.adapters, state=state)
-            lines = "".join(json.dumps(entry) + "\n" for entry in progress.log)
-            (folder / LOG).write_text(lines, encoding="utf-8")
-        snapshot.delete()
+        try:
+            with atomic.new_folder(target) as folder:
+                write_folder(opened, folder, facts, adapters=prepared.adapters, state=state)
+                lines = "".join(json.dumps(entry) + "\n" for entry in progress.log)
+                (folder / LOG).write_text(lines, encoding="utf-8")
+        finally:
+            if target.exists():  # ours, or that of a process which was faster
+                snapshot.delete()
     accelerator.wait_for_everyone()
     trained = len(prepared.trainables)
     return Tuned(target, opened.rows.name, trained, progress.step, tuple(progress.log), validation)

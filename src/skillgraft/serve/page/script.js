@@ -204,7 +204,8 @@ async function hold(files) {
       ask();
     } catch (error) {
       $("status").textContent = "";
-      complain(error instanceof Refusal ? new Refusal(`${file.name} is not held: ${error.message}`) : error);
+      const why = error.message.replace(`${name}.safetensors: `, ""); // the file's name is said once
+      complain(error instanceof Refusal ? new Refusal(`${file.name} is not held: ${why}`) : error);
     }
   }
 }
@@ -272,10 +273,13 @@ async function ask() {
   state.asking = asking;
   const text = $("question").value;
   const every = columns();
+  const open = state.mode === "label" && !state.task;
+  $("same").hidden = open;
   showCommand(every.at(-1).model, text);
   const cards = existingCards(every);
-  if (!text.trim() || (state.mode === "label" && !state.task)) {
-    cards.forEach((card) => fill(card, make("p", { className: "muted" }, text.trim() ? "No skill here has a question to ask." : "Type something to ask.")));
+  if (!text.trim() || open) {
+    const why = open ? "No skill here asks a question yet. A graft that localize --task made brings one: drop its file on the page." : "Type something to ask.";
+    cards.forEach((card) => fill(card, make("p", { className: "muted" }, why)));
     return;
   }
   calm();
