@@ -32,12 +32,14 @@ import torch
 from load import Answer, Client, Server, made_up_skill, server, write_skill
 from minilm import minilm_folder
 from serve import INFO
+from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.live.grafted import grafted
 from skillgraft.opening.source import Source
 from skillgraft.serve.questions import question_of
 from skillgraft.serve.service import LOADERS, kind_of
 from skillgraft.task_model import open_plan
 from skillgraft.values.graft import Graft
+from skillgraft.values.region import Scope
 
 CLIENTS, GRAFTS, NAMES = 32, 6, ("a", "b", "c", "d")
 TEXTS = ("the film was fine", "nobody knew why the story had to end", "two hours too long , and the music is worse")
@@ -228,7 +230,8 @@ def run(base: Path, work: Path, *, seconds: float, size: float, log: Path) -> tu
     """What was seen, and a summary of it."""
     writes = kind_of(Source.of(base), [INFO], "auto") == "causal"
     info: dict[str, Any] = {} if writes else INFO
-    grafts = [made_up_skill(base, seed, entries=1000, size=size, **info) for seed in range(GRAFTS)]
+    entries = max(1000, Scope.select("layers", Checkpoint.open(base).shapes).size // 10_000)
+    grafts = [made_up_skill(base, seed, entries=entries, size=size, **info) for seed in range(GRAFTS)]
     skills = work / "skills"
     skills.mkdir()
     files = {graft.digest: write_skill(graft, work, "graft") for graft in grafts}
