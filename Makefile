@@ -54,7 +54,7 @@ wheel: setup
 	$(BIN)/pip wheel -q --no-deps -w dist .
 	$(BIN)/pytest -m '' tests/test_wheel.py
 
-# Coverage-guided fuzzing of everything that reads files; what it found is gone on from. SECONDS in all.
+# Coverage-guided fuzzing of everything that reads files; what it found is gone on from. SECONDS in all, after the imports.
 SECONDS ?= 600
 fuzz: setup
 	$(BIN)/pip install -q -c constraints.txt -e '.[fuzz]'

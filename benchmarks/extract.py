@@ -16,11 +16,12 @@ import numpy.typing as npt
 from folders import decoder, write_folder
 from measuring import GIGABYTE, Figure, Measured, Settings, command, interleaved, median_ratio, work_folder
 from skillgraft.errors import RunError
-from skillgraft.folders.checkpoint import CHUNK_BYTES, Checkpoint, chunks
+from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import extract
 from skillgraft.values.graft import Graft
 
 _DENSITY = 1e-4
+_CHUNK = 64 * 1024 * 1024 // 4  # entries
 Floats = npt.NDArray[np.float32]
 
 
@@ -48,15 +49,15 @@ def measure(settings: Settings) -> Measured:
 
 def _subtract(base: Path, tuned: Path) -> None:
     before, after = Checkpoint.open(base), Checkpoint.open(tuned)
-    room = np.empty(CHUNK_BYTES // 4, np.float32)
+    room = np.empty(_CHUNK, np.float32)
     for name in before.shapes:
         for old, new in _chunks(before, after, name):
             np.subtract(new, old, out=room[: len(new)])
 
 
 def _chunks(before: Checkpoint, after: Checkpoint, name: str) -> Iterator[tuple[Floats, Floats]]:
-    for low, high in chunks(math.prod(before.shapes[name]), 4):
-        yield before.mapped(name)[low:high], after.mapped(name)[low:high]
+    for low in range(0, math.prod(before.shapes[name]), _CHUNK):
+        yield before.mapped(name)[low : low + _CHUNK], after.mapped(name)[low : low + _CHUNK]
 
 
 def _check_topmost(base: Path, tuned: Path, graft: Graft) -> None:

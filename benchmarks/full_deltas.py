@@ -47,7 +47,12 @@ def measure(settings: Settings) -> Measured:
         _extract(folder, _TUNED, _WHOLE)
         graft_bytes = (folder / _WHOLE).stat().st_size
         applying = interleaved(
-            {"apply": lambda: _apply(folder, _WHOLE), "cp_and_read": lambda: _copy_and_read(folder)},
+            {
+                "apply": lambda: _apply(folder, _WHOLE, sync=False),
+                "cp_and_read": lambda: _copy_and_read(folder),
+                "durable": lambda: _apply(folder, _WHOLE),
+                "cp_sync_and_read": lambda: _copy_and_read(folder, durable=True),
+            },
             rounds=3,
             between=lambda: _fresh(folder / "out"),
         )
@@ -92,10 +97,12 @@ def _measured(
     size = f"{nbytes / GIGABYTE:.2f} GB of bfloat16, graft {graft_bytes / GIGABYTE:.2f} GB"
     extract_ratio = median_ratio(extracting["extract"], extracting["subtract_and_write"])
     apply_ratio = median_ratio(applying["apply"], applying["cp_and_read"])
+    durable_ratio = median_ratio(applying["durable"], applying["cp_sync_and_read"])
     most = max(peaks.values(), key=lambda peak: peak.peak)
     figures = {
         "extract": Figure(extract_ratio, f"{times(extracting)} ({size})"),
         "apply": Figure(apply_ratio, times(applying)),
+        "durable": Figure(durable_ratio, "SHA-256 of the graft's numbers is most of it"),
         "peak": Figure(most.peak, ", ".join(f"{job} {peak.peak:.0f} MB" for job, peak in peaks.items())),
         "packed_share": Figure(packed["share"], f"{100 * packed['changed']:.0f} % of the entries changed"),
         "packed_extract": Figure(rate("extract"), f"zstd alone on the same planes {rate('zstd'):.0f} MB/s"),
@@ -113,11 +120,12 @@ def _fresh(*paths: Path) -> None:
 
 def _extract(folder: Path, tuned: str, out: str) -> None:
     stream = extracted(folder / "base", folder / tuned)
-    save_stream(stream, folder / out, pack=out == _PACKED, proved=stream.check_unchanged)
+    with stream.steady():
+        save_stream(stream, folder / out, pack=out == _PACKED, proved=stream.check_unchanged)
 
 
-def _apply(folder: Path, graft: str) -> None:
-    apply(folder / "base", folder / graft, out=folder / "out")
+def _apply(folder: Path, graft: str, *, sync: bool = True) -> None:
+    apply(folder / "base", folder / graft, out=folder / "out", sync=sync)
 
 
 def _subtract_and_write(base: Path, tuned: Path, out: Path) -> None:
@@ -135,8 +143,10 @@ def _subtract_and_write(base: Path, tuned: Path, out: Path) -> None:
         os.fsync(file.fileno())  # as a graft file is
 
 
-def _copy_and_read(folder: Path) -> None:
+def _copy_and_read(folder: Path, *, durable: bool = False) -> None:
     subprocess.run(["cp", "-r", str(folder / "base"), str(folder / "out")], check=True)
+    if durable:
+        subprocess.run(["sync", "-f", str(folder / "out")], check=True)
     with (folder / _WHOLE).open("rb", buffering=0) as file:
         room = bytearray(1 << 20)
         while file.readinto(room):

@@ -70,7 +70,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         "whole deltas of a bfloat16 model, streamed and packed",
         (
             Bar("extract", "extract everything, every entry changed", 1.5, "×", "subtraction + writing as many bytes"),
-            Bar("apply", "apply that", 1.5, "×", "`cp -r` + reading the graft"),
+            Bar("apply", "apply that, --no-sync", 1.5, "×", "`cp -r` + reading the graft"),
+            Bar("durable", "apply that, forced to the disk", 1.5, "×", "`cp -r` + `sync -f` + reading the graft"),
             Bar("peak", "the highest anonymous peak of these and of the packed jobs", 400, "MB"),
             Bar("packed_share", "`extract --pack` after small steps: bytes", 0.2, "× the tuned file"),
             Bar("packed_extract", "extract packed", 200, "MB/s", "zstd alone", at_least=True),

@@ -80,9 +80,11 @@ def narrow(works: Mapping[str, Work]) -> Iterator[str]:
             yield f"| {name} | {most or 'any'} | {made['rank']} | {size:.1f} MB | {shown} |"
 
 
-def _score(scores: Mapping[str, float]) -> str:
-    accuracy = [f"{scores['accuracy']:.1%}"] if "accuracy" in scores else []
-    return ", ".join([*accuracy, f"NLL {scores['nll']:.4f}"])
+def _score(scores: Mapping[str, Any]) -> str:
+    """Accuracy where there is one, and NLL: figures, or figures with what they were measured on."""
+    figures = {name: found.get("value") if isinstance(found, Mapping) else found for name, found in scores.items()}
+    accuracy = [f"{figures['accuracy']:.1%}"] if "accuracy" in figures else []
+    return ", ".join([*accuracy, f"NLL {figures['nll']:.4f}"])
 
 
 def peft(works: Mapping[str, Work]) -> Iterator[str]:

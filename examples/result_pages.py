@@ -35,10 +35,17 @@ def parts() -> Sequence[Part]:
     return list(_file("results.toml")["part"])
 
 
+def in_turn() -> Sequence[Part]:
+    """The results in the order in which they are measured: those that `first` names, then the others as they stand."""
+    results = {part["id"]: part for part in parts() if "recipe" in part}
+    first = [_part(name)["id"] for name in _file("results.toml")["first"]]
+    return [results[name] for name in dict.fromkeys([*first, *results])]
+
+
 def pages() -> dict[Path, str]:
     """Every page, by its path. A result that is not measured yet has none."""
     measured = [part for part in parts() if "recipe" in part and _json(part).exists()]
-    readme = first_screen.with_table(README.read_text(encoding="utf-8"))
+    readme = first_screen.with_tables(README.read_text(encoding="utf-8"))
     return {README: readme, PAGE: _claims_page(), **{page_of(part): _result_page(part) for part in measured}}
 
 

@@ -165,6 +165,7 @@ def test_check(run: Run, grafts: tuple[str, str]) -> None:
         "problem": "",
         "reach": {
             "replaced": [],
+            "appended": [],
             "added": ["classifier.bias", "classifier.weight"],
             "removed": [],
             "config": found["reach"]["config"],

@@ -13,6 +13,7 @@ import pytest
 
 from skillgraft.errors import InputError
 from skillgraft.report.sheet import load_result
+from tests.readouts import making
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,8 +22,8 @@ ROOT = Path(__file__).parents[1]
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(ROOT / "examples")
     yield importlib.import_module("result_pages")
-    for name in ("result_pages", "first_screen"):
-        sys.modules.pop(name)
+    for name in ("result_pages", "first_screen", "results"):
+        sys.modules.pop(name, None)
 
 
 def test_the_pages_are_what_the_results_say(made: ModuleType) -> None:
@@ -33,6 +34,23 @@ def test_the_pages_are_what_the_results_say(made: ModuleType) -> None:
 def test_every_result_has_its_page_and_every_page_its_result(made: ModuleType) -> None:
     results = {path.with_suffix(".md") for path in ROOT.glob("docs/results/*/*.json")}
     assert results == set(ROOT.glob("docs/results/*/*.md")) == set(made.pages()) - {made.PAGE, made.README}
+
+
+def test_every_result_is_measured_once_what_tells_most_first(made: ModuleType) -> None:
+    order = [part["id"] for part in made.in_turn()]
+    first = made._file("results.toml")["first"]
+    assert order[: len(first)] == first
+    assert sorted(order) == sorted(part["id"] for part in made.parts() if "recipe" in part)
+
+
+@pytest.mark.long
+def test_every_result_can_be_planned(made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its recipe, profile, tasks and methods exist; no data and none of the models are needed to know that."""
+    monkeypatch.setenv("SKILLGRAFT_DATA", str(tmp_path))
+    results, base = importlib.import_module("results"), making.bert(tmp_path / "bert")
+    monkeypatch.setattr(results, "base_folder", lambda _name: str(base))
+    for part in made.in_turn():
+        assert results.left(part, 1).startswith(f"{part['id']}: "), part["id"]
 
 
 def test_a_claim_shows_the_numbers_of_its_cells(made: ModuleType) -> None:
@@ -67,6 +85,18 @@ def test_the_command_has_all_that_the_part_says(made: ModuleType) -> None:
     assert (
         made.command(part) == "skillgraft reproduce fig2 --base b --task sst2 --shots 64 --profile cpu-100m (looks = 3)"
     )
+
+
+def test_the_readmes_numbers_are_those_of_the_results(made: ModuleType) -> None:
+    """Two of them read by hand; a task without a number has a dash."""
+    (sheet,) = (
+        each for each in load_result(made.RESULTS / "table2-512" / "table2.json").sheets if each.title.startswith("512")
+    )
+    score, ece = (sheet.cells["qnli", column].value for column in ("graft", "graft ECE"))
+    lines = made.first_screen.kept().splitlines()
+    (line,) = (each for each in lines if "P1's search learned" in each)
+    assert line.endswith(f"| {100 * score:.1f} ({100 * ece:.1f}) |")
+    assert lines[-1].split(" | ")[2] == "–", "no such task in the table of continual learning"
 
 
 def test_numbers_that_share_a_name_stand_behind_it(made: ModuleType) -> None:

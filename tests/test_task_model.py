@@ -197,11 +197,11 @@ def test_after_any_failure_the_numbers_are_the_bases(what: str, opened: TaskMode
 
 
 SEARCHES: dict[str, dict[str, Any]] = {
-    "learned": {"steps": 3, "lr": 1e5},
-    "learned, as many as it likes": {"steps": 3, "lr": 1e5, "look_every": 1},
-    "learned, keeping a share": {"keep": 0.3, "steps": 2},
-    "learned, scales": {"entries": 20, "scale": "auto", "steps": 2},
-    "learned from tuned's labels": {"entries": 20, "labels": "tuned", "steps": 2},
+    "learned": {"method": "learned", "steps": 3, "lr": 1e5},
+    "learned, as many as it likes": {"method": "learned", "steps": 3, "lr": 1e5, "look_every": 1},
+    "learned, keeping a share": {"method": "learned", "keep": 0.3, "steps": 2},
+    "learned, scales": {"method": "learned", "entries": 20, "scale": "auto", "steps": 2},
+    "learned from tuned's labels": {"method": "learned", "entries": 20, "labels": "tuned", "steps": 2},
     "lottery": {"entries": 20, "reference": "zero", "steps": 2},
     "budgeted": {"method": "budgeted", "entries": 20, "steps": 3},
     "movement": {"method": "movement", "entries": 20},

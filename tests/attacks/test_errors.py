@@ -157,6 +157,19 @@ def test_damaged_data(name, content, tmp_path):
         read_table(str(tmp_path / name), columns)
 
 
+@pytest.mark.parametrize("kind", ["timestamp", "date32", "date64", "duration", "time64"])
+def test_dates_that_python_has_not(kind, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    types = {"timestamp": pyarrow.timestamp("us"), "duration": pyarrow.duration("s"), "time64": pyarrow.time64("us")}
+    value = 2**31 - 1 if kind == "date32" else 2**62
+    column = pyarrow.array([value], types.get(kind) or getattr(pyarrow, kind)(), safe=False)
+    parquet.write_table(pyarrow.table({"text": column, "label": [0]}), tmp_path / "d.parquet")
+    with pytest.raises(DataError, match=r"d\.parquet"):
+        read_table(str(tmp_path / "d.parquet"), ("text", "label"))
+
+
 def test_a_saved_dataset_whose_offsets_lead_out_of_its_buffers(tmp_path):
     """Its files are mapped into memory as they are: read unproved, this one ends the process."""
     datasets = pytest.importorskip("datasets")

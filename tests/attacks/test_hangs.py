@@ -25,8 +25,11 @@ from skillgraft.tasks import load_task
 from skillgraft.tasks.prompt import TemplateSlot, _without
 from skillgraft.tasks.section import Section
 from skillgraft.tasks.sources import read_table
+from skillgraft.tasks.tables import keys_of
 from skillgraft.values.names import body_prefix
 from skillgraft.values.region import Region, Scope
+from tests.fuzz.bundles import unpack
+from tests.fuzz.targets import CORPUS, SAVED
 from tests.model_folders import body, numbers, write_folder
 
 
@@ -44,6 +47,7 @@ PIPES = {
     "d.csv.gz": lambda path: read_table(str(path), ("text",)),
     "d.parquet": lambda path: read_table(str(path), ("text",)),
     "d.npz": lambda path: read_table(str(path), ("image", "label")),
+    "columns.parquet": lambda path: keys_of(path),
     "p.npz": lambda path: Predictions.load(path),
     "c.json": lambda path: read_json(path),
 }
@@ -57,6 +61,17 @@ def test_what_is_no_file_is_refused_at_once(name, kind, tmp_path):
     make[kind](path)
     with within(2), pytest.raises(SkillgraftError, match=r"pipe|device|folder|expected|no column"):
         PIPES[name](path)
+
+
+@pytest.mark.parametrize("victim", ["data-00000-of-00001.arrow", "state.json", "dataset_info.json"])
+def test_a_saved_dataset_with_a_pipe_in_it(victim, tmp_path):
+    (tmp_path / "saved").mkdir()
+    for name, content in unpack((CORPUS / "saved" / "one").read_bytes(), SAVED).items():
+        (tmp_path / "saved" / name).write_bytes(content)
+    (tmp_path / "saved" / victim).unlink()
+    os.mkfifo(tmp_path / "saved" / victim)
+    with within(2), pytest.raises(DataError, match="is a pipe"):
+        read_table(str(tmp_path / "saved"), ("text",))
 
 
 def test_a_report_leaves_pipes_aside(tmp_path):

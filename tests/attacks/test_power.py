@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from skillgraft.errors import InputError, SkillgraftError
+from skillgraft.folders import apply as folders_apply
 from skillgraft.folders.apply import Named, apply, check, remove
+from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import extract
+from skillgraft.folders.reach import refuse_what_cannot_be_undone
 from skillgraft.values import permitted
 from tests.attacks.hostile import graft_of_nothing, with_power
 from tests.model_folders import DENSE, EMBEDDING, QUERY, body, content, moved, numbers, write_folder, write_pair
@@ -151,6 +154,37 @@ def test_two_tensors_never_get_one_name(tmp_path):
         body_heads=["pooler.dense.weight"],
     )
     refused(base, graft, "one name", tmp_path / "on")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "added", "why"),
+    [
+        ("bert.", [f"bert.{QUERY}"], "two tensors one name"),
+        ("bert.", ["bert.classifier.weight"], "could not be taken off again"),
+    ],
+)
+def test_names_are_proved_to_come_off_before_anything_is_written(prefix, added, why, tmp_path):
+    source = Checkpoint.open(write_folder(tmp_path / "base", body(classifier__weight=(2, 4))))
+    asked = {"prefix": prefix, "dropped": frozenset(), "file": "g"}
+    refuse_what_cannot_be_undone(source, added=["v_head.weight"], **asked)
+    with pytest.raises(InputError, match=why):
+        refuse_what_cannot_be_undone(source, added=added, **asked)
+
+
+def test_what_was_written_is_read_before_it_gets_its_name(tmp_path, monkeypatch):
+    base, tuned = write_pair(tmp_path, body(), moved(body()))
+    graft, real = Named(extract(base, tuned), "g"), folders_apply.copy_edited
+
+    def damaged(source, target, *rest, **more):
+        copied = real(source, target, *rest, **more)
+        file = target / "model.safetensors"
+        file.write_bytes(file.read_bytes().replace(b"dtype", b"dtypf", 1))
+        return copied
+
+    monkeypatch.setattr(folders_apply, "copy_edited", damaged)
+    with pytest.raises(SkillgraftError):
+        apply(base, graft, out=tmp_path / "on")
+    assert not (tmp_path / "on").exists()
 
 
 def test_check_and_apply_name_what_changes_whole(tmp_path):

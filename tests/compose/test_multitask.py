@@ -25,7 +25,7 @@ from skillgraft.values.graft import Graft
 from skillgraft.values.region import Region
 from tests.compose.toy_tasks import QUICK, TASKS, _one_thread, place, tasks  # noqa: F401
 
-STEPS: dict[str, Any] = {"steps": 6, "lr": 1e5}
+STEPS: dict[str, Any] = {"method": "learned", "steps": 6, "lr": 1e5}
 FEW = Data(shots=20)
 FEWER = Data(shots=10)
 
@@ -168,7 +168,7 @@ def test_a_multiple_of_the_change_is_searched_cut_and_measured(
 
 def test_the_loss_of_several_tasks_is_the_sum_of_theirs(place: Path, tasks: list[Path], multi: Path) -> None:  # noqa: F811
     """Against a loop over tasks; rows of every task in a step, whatever the number of rows it has."""
-    with open_pair(place / "encoder", multi, tasks, plan=SearchPlan(), data=FEW) as pair:
+    with open_pair(place / "encoder", multi, tasks, plan=SearchPlan(method="learned"), data=FEW) as pair:
         step = list(pair.problem.steps(0))
         assert sum(share for _, share in step) == pytest.approx(len(TASKS))
         with torch.no_grad():
@@ -188,7 +188,7 @@ def test_a_step_holds_at_most_batch_size_rows_of_each_task(
     tasks: list[Path],  # noqa: F811
     multi: Path,
 ) -> None:
-    with open_pair(place / "encoder", multi, tasks, plan=SearchPlan(batch_size=6), data=FEW) as pair:
+    with open_pair(place / "encoder", multi, tasks, plan=SearchPlan(method="learned", batch_size=6), data=FEW) as pair:
         first, second = (list(pair.problem.steps(number)) for number in (0, 1))
         assert [(task, len(batch["labels"])) for (task, batch), _ in first] == [(task, 6) for task in TASKS]
         assert [share for _, share in first] == pytest.approx([1.0] * 3)
@@ -221,7 +221,7 @@ def test_purified_unions_stay_the_models(
     assert more.region != start.region
     assert more.digest == (extract(place / "encoder", multi) & more.region).digest
     assert more.info["recipe"]["steps"] == 10
-    with open_pair(place / "encoder", multi, tasks, plan=SearchPlan(), data=FEW) as pair:
+    with open_pair(place / "encoder", multi, tasks, plan=SearchPlan(method="learned"), data=FEW) as pair:
         lost = [_mean_loss(pair, graft, group) for graft in (start, more)]
     assert lost[1] < lost[0], "purifying takes the group's loss down"
 
@@ -235,7 +235,7 @@ def test_a_purifying_step_descends_on_the_sum_of_the_groups_losses(
     """Against autograd over S itself (P1 eqs. 3 and 4), with a learning rate at which the losses' mean gives another region."""
     group, lr = ["films", "colours"], 3e7
     start = unions(grafts, [group])["films+colours"].region
-    with open_pair(place / "encoder", multi, tasks, plan=SearchPlan(), data=FEW) as pair:
+    with open_pair(place / "encoder", multi, tasks, plan=SearchPlan(method="learned"), data=FEW) as pair:
         by_sum, by_mean = (_one_step(pair, start, group, lr * share) for share in (1, 1 / len(group)))
     found = purified(place / "encoder", multi, grafts, [group], tasks, data=FEW, steps=1, lr=lr)["films+colours"]
     assert found.region == by_sum

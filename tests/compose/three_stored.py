@@ -16,7 +16,7 @@ from tests.model_folders import content
 # ruff: noqa: F811
 
 PLAN = QUICK.with_changes(steps=12, lr=1e-2)
-LEARNING = Learning(PLAN, search={"density": 0.05, "steps": 3, "lr": 1e5}, data=Data(shots=12))
+LEARNING = Learning(PLAN, search={"method": "learned", "density": 0.05, "steps": 3, "lr": 1e5}, data=Data(shots=12))
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,15 @@ def test_localize_live(device: Where, name: str, given: str) -> None:
         theirs = other if given == "model" else copy.deepcopy(other).state_dict()
         grafts.append(
             localize_live(
-                base, theirs, [batch], loss=lambda m, b: m(**b).loss, entries=50, steps=3, lr=100.0, start=start
+                base,
+                theirs,
+                [batch],
+                loss=lambda m, b: m(**b).loss,
+                method="learned",
+                entries=50,
+                steps=3,
+                lr=100.0,
+                start=start,
             )
         )
         assert bits(base) == before

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -61,6 +63,7 @@ def home() -> Path:
     rewrite.ThreadPoolExecutor = Inline
     room = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="skillgraft-fuzz-", dir=room))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     write_folder(folder / "base", tensors(), config=SIZES)
     (folder / "base" / "tokenizer.json").write_text(TOKENIZER)
     with_head = {**tensors(), "classifier.weight": tensors()["cls.weight"]}

@@ -133,10 +133,7 @@ def main() -> int:
     if given.case is not None:
         print(tried(names[0], case(names[0], given.case)))
         return 0
-    try:
-        counts = run(names, cases=given.cases, seconds=given.seconds, state=given.state, findings=given.findings)
-    finally:
-        shutil.rmtree(home(), ignore_errors=True)
+    counts = run(names, cases=given.cases, seconds=given.seconds, state=given.state, findings=given.findings)
     for name in names:
         print(f"{name:10}", "  ".join(f"{kind} {count:,}" for kind, count in counts.get(name, {}).items()))
     print(f"{sum(sum(each.values()) for each in counts.values()):,} cases")

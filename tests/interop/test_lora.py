@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from skillgraft import Graft, apply, export_lora, extract
 from skillgraft.errors import InputError, WrongBase
 from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.interop.lora import export_nothing
 from skillgraft.interop.low_rank import MatrixDelta
 from skillgraft.values.numbers import bits, widen
 from tests.families.architectures import FAMILIES, load, tuned, write
@@ -105,6 +106,18 @@ def test_with_the_remainder_a_merge_by_peft_gives_after_bit_for_bit(name: str, t
     model.merge_and_unload(adapter_names=["default", "remainder"]).save_pretrained(tmp_path / "merged")
     apply(base, g, out=tmp_path / "on")
     assert same_weights(tmp_path / "merged", tmp_path / "on")
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set:UserWarning")
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_an_adapter_that_adds_nothing(name: str, tmp_path: Path) -> None:
+    base, _ = pair(name, tmp_path)
+    export_nothing(base, tmp_path / "nothing")
+    model = peft.PeftModel.from_pretrained(load(FAMILIES[name], base, "float32"), tmp_path / "nothing")
+    assert len(model.peft_config["default"].target_modules) == 1
+    assert (answers(model) == answers(load(FAMILIES[name], base, "float32"))).all()
+    model.merge_and_unload().save_pretrained(tmp_path / "merged")
+    assert same_weights(tmp_path / "merged", base)
 
 
 def test_a_change_that_lands_everywhere_has_no_remainder(tmp_path: Path) -> None:

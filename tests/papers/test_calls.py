@@ -208,7 +208,16 @@ def test_a_lottery_search_leaves_its_region_alone(
 
 def test_a_search_may_start_from_the_region_of_another(tuning: Step, asked: dict[str, Any], store: Store) -> None:
     largest = Step(ticket_region, {**asked, "tuned": tuning, "data": DATA, "method": "movement", "density": 0.01})
-    given = {**asked, "tuned": tuning, "data": DATA, "density": 0.01, "start": largest, "steps": 1, "lr": 1e-30}
+    given = {
+        **asked,
+        "tuned": tuning,
+        "data": DATA,
+        "method": "learned",
+        "density": 0.01,
+        "start": largest,
+        "steps": 1,
+        "lr": 1e-30,
+    }
     search = Step(ticket_region, given)
     assert run([search], store) == {}
     assert store.read(search) == store.read(largest), "a step of no size leaves γ_base as it was"
@@ -218,7 +227,7 @@ def test_nested_densities_are_those_of_one_search(
     tuning: Step, tuned: Path, asked: dict[str, Any], store: Store
 ) -> None:
     densities = (0.001, 0.01)
-    options: dict[str, Any] = {"data": DATA, "start": 1e-3, "steps": 3, "batch_size": 16}
+    options: dict[str, Any] = {"data": DATA, "method": "learned", "start": 1e-3, "steps": 3, "batch_size": 16}
     whole = Step(localize, {**asked, "tuned": tuning, "density": 0.01, "densities": densities, **options})
     assert run([whole], store) == {}
     found = [store.read(whole.at(density)) for density in densities]

@@ -33,6 +33,7 @@ def test_a_profiles_precision_is_that_of_its_runs_and_searches() -> None:
     assert asked.plan("sgd", "sst2", 64, seed=0).mixed_precision == "bf16"
     sample = Sample(asked, "sst2", 64, 0)
     assert sample.graft(method="budgeted").arguments["mixed_precision"] == "bf16"
+    assert asked.plans["p2"].mixed_precision == "bf16"
 
 
 def test_small_profiles_train_p2s_vectors_for_few_steps() -> None:

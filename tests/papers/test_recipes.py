@@ -258,6 +258,19 @@ def test_pairs_of_sentences_have_ten_times_as_many_entries(studio: Path) -> None
         RECIPES["pull"].draft(asked(studio, "pull", methods=("0.01, learned",)))
 
 
+def test_the_headline_says_what_each_search_cost(studio: Path) -> None:
+    """Movement and random entries take no search; the others' steps are those of their own recipe."""
+    names = ("random", "movement", "budgeted", "learned (P1)")
+    draft, _ = RECIPES["headline"].draft(asked(studio, "headline", methods=names))
+    words = [remark.formula({"steps": 40, "batch_size": 24}) for remark in draft.remarks]
+    ended = "40 steps of at most 24 rows, forward and backward."
+    assert words == [f"budgeted: {ended}", f"learned (P1): {ended}"]
+    assert [part.step.arguments["method"] for remark in draft.remarks for part in remark.steps] == [
+        "budgeted",
+        "learned",
+    ]
+
+
 def tuning(drafts: Sequence[Draft]) -> list[Step]:
     return [step for step in in_order(each for draft in drafts for each in draft.steps()) if step.name == "finetune"]
 

@@ -22,7 +22,7 @@ from tests.model_folders import FORMATS, tensors_of
 from tests.readouts import making
 
 QUICK = TrainingPlan(optimizer="adamw", lr=3e-3, batch_size=8, steps=30, dropout=False)
-STEPS: dict[str, Any] = {"steps": 6, "lr": 1e5}
+STEPS: dict[str, Any] = {"method": "learned", "steps": 6, "lr": 1e5}
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def run_alone(folder: Path, *words: object) -> tuple[dict[str, Any], str]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("BASE",), "the method 'learned' compares BASE with TUNED: give the fine-tuned folder as well"),
+        (("BASE",), "the method 'budgeted' compares BASE with TUNED: give the fine-tuned folder as well"),
         (("BASE", "--method", "lerned"), "unknown method 'lerned'; did you mean 'learned'"),
         (
             ("BASE", "TUNED", "--method", "lowest-fischer"),

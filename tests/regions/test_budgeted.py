@@ -12,9 +12,10 @@ from torch import nn
 
 from skillgraft.errors import InputError
 from skillgraft.live.grafted import tensors_of
-from skillgraft.regions.budgeted import learn_within_budget
+from skillgraft.regions.budgeted import Budgeted, learn_within_budget
 from skillgraft.regions.methods import METHODS
 from skillgraft.regions.problem import Problem
+from skillgraft.values.region import Region
 from tests.regions.toys import BlendedLoss, a_problem, bert_loss, bert_pair, bert_steps, nothing
 
 
@@ -78,6 +79,31 @@ def test_it_beats_movement_on_the_loss_and_gives_the_model_back(pair: Any) -> No
     assert all(after[name].tobytes() == array.tobytes() for name, array in before.items())
 
 
+def test_of_the_regions_that_are_looked_at_the_best_is_taken_and_movement_is_the_first(pair: Any) -> None:
+    problem = a_problem(pair)
+    before = {name: array.copy() for name, array in tensors_of(pair[0]).arrays.items()}
+    seen: list[Region] = []
+
+    def search(scores: list[float]) -> Budgeted:
+        seen.clear()
+
+        def score(region: Region) -> float:
+            held = tensors_of(pair[0]).arrays
+            assert all(held[name].tobytes() == array.tobytes() for name, array in before.items()), "nothing is on"
+            seen.append(region)
+            return scores[len(seen) - 1]
+
+        return learn_within_budget(problem, budget=40, steps=5, gain=30.0, look_every=2, score=score)
+
+    found = search([0.1, 0.7, 0.7, 0.2])
+    assert found.looks == ((0, 0.1), (2, 0.7), (4, 0.7), (5, 0.2))
+    assert found.ranking.top(40) == seen[1] != seen[2], "of equal ones the first"
+    assert search([0.9, 0.7, 0.6, 0.8]).ranking.top(40) == seen[0]
+    assert seen[0] == METHODS["movement"](problem, nothing(problem), most=40).ranking.top(40)
+    plain = learn_within_budget(problem, budget=40, steps=5, gain=30.0)
+    assert search([0.0, 0.1, 0.2, 0.3]).ranking.top(40) == plain.ranking.top(40), "looking changes no step"
+
+
 def test_nothing_moved_is_no_reason_to_fail(pair: Any) -> None:
     problem = Problem.between(pair[0], tensors_of(pair[0]), steps=bert_steps, loss=bert_loss)
     assert len(learn_within_budget(problem, budget=7).ranking.top(7)) == 7
@@ -89,6 +115,7 @@ def test_nothing_moved_is_no_reason_to_fail(pair: Any) -> None:
         ({"steps": 0}, "1 step or more, found 0"),
         ({"gain": 0.0}, "above 0, found 0.0"),
         ({"candidates": 1.5}, "at most 1; found 1.5"),
+        ({"look_every": 0}, "look_every must be 1 or more, found 0"),
     ],
 )
 def test_wrong_settings_are_refused(pair: Any, settings: dict[str, Any], message: str) -> None:

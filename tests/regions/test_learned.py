@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,17 @@ from skillgraft.regions.methods import METHODS, method
 from skillgraft.regions.problem import Problem
 from skillgraft.regions.ranking import Ranking, starts_of
 from skillgraft.values.region import Region, Scope
-from tests.regions.toys import BlendedLoss, a_problem, a_start, bert_loss, bert_pair, bert_steps, nothing
+from tests.regions.toys import (
+    BlendedLoss,
+    a_problem,
+    a_start,
+    bert_loss,
+    bert_pair,
+    bert_steps,
+    net_problem,
+    nothing,
+    tuned_bert,
+)
 from tests.training.toys import tiny_bert
 
 
@@ -57,6 +68,31 @@ def test_the_first_step_moves_the_last_entry_that_is_asked_for_by_a_quarter(pair
     moved = np.concatenate([(s - START).abs().double().numpy().reshape(-1) for s in found.soft.s.values()])
     assert np.sort(moved)[-entries] == pytest.approx(0.25, rel=1e-4)
     assert learn(problem, nothing(problem), MaskPlan(steps=1, lr=1e7)).lr == 1e7
+
+
+# Networks tuned by steps of very different sizes: P1's constant fits some of them.
+TUNED: dict[str, Callable[[], Problem]] = {
+    "AdamW": lambda: a_problem((tiny_bert(), tensors_of(tuned_bert()))),
+    "AdamW, small steps": lambda: a_problem((tiny_bert(), tensors_of(tuned_bert(lr=1e-4)))),
+    "SGD": lambda: a_problem((tiny_bert(), tensors_of(tuned_bert(torch.optim.SGD, lr=0.1)))),
+    "another network": net_problem,
+}
+
+
+@pytest.mark.parametrize("candidates", [None, 0.5])
+@pytest.mark.parametrize("tuned", TUNED)
+def test_with_the_rate_that_is_found_the_mask_reaches_the_size_that_is_asked_for(
+    tuned: str, candidates: float | None
+) -> None:
+    problem = TUNED[tuned]()
+    entries = problem.scope.size // 10
+    found = learn(problem, nothing(problem), MaskPlan(steps=40, entries=entries, candidates=candidates))
+    assert len(found.region) >= entries, f"rate {found.lr:.3g}"
+
+
+def test_p1s_rate_does_not_reach_it_on_every_model() -> None:
+    problem = TUNED["SGD"]()
+    assert len(learn(problem, nothing(problem), MaskPlan(steps=40, lr=1e7)).region) < problem.scope.size // 10
 
 
 def test_a_rate_cannot_be_found_for_more_entries_than_have_a_slope(pair: Any) -> None:

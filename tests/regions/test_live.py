@@ -96,6 +96,7 @@ def test_models_states_and_folders_are_one(tmp_path: Path) -> None:
     tuned.save_pretrained(tmp_path / "tuned")
     settings: dict[str, Any] = {
         "loss": lambda model, batch: nn.functional.cross_entropy(readout.scores(model, batch), batch["labels"]),
+        "method": "learned",
         "entries": 30,
         "steps": 3,
         "start": 0.0025,
@@ -166,7 +167,7 @@ def test_heads_travel_whole_and_are_on_during_the_search() -> None:
         return net_loss(model, batch)
 
     old = base.classifier.weight.detach().clone()
-    graft = localize_live(base, tuned, [net_rows()], loss=watched, entries=3, steps=2, start=0.1)
+    graft = localize_live(base, tuned, [net_rows()], loss=watched, method="learned", entries=3, steps=2, start=0.1)
     assert set(graft.heads) == {"classifier.weight", "classifier.bias"}
     assert set(graft.region.scope.shapes) == {"layers.0.weight", "layers.0.bias"}
     assert all(torch.equal(each, tuned.classifier.weight) for each in seen)
@@ -234,12 +235,21 @@ def test_a_stream_without_a_length_is_counted() -> None:
     assert [batch for batch, _ in _Steps(Stream(), None, 0, Processes())(5)] == [1, 2, 3]
 
 
+def test_regions_can_be_compared_by_the_callers_score_alone(pair: Pair, batches: Batches) -> None:
+    asked: dict[str, Any] = {"loss": net_loss, "scope": "all", "entries": 6, "steps": 4, "look_every": 2}
+    with pytest.raises(InputError, match="look_every compares scores: give score="):
+        localize_live(*pair, batches, **asked)
+    looks = localize_live(*pair, batches, score=net_accuracy, **asked).info["recipe"]["search"]["looks"]
+    assert [step for step, _, _ in looks] == [0, 2, 4]
+
+
 def test_start_from_a_region(pair: Pair, batches: Batches) -> None:
     base, tuned = pair
+    still: dict[str, Any] = {"method": "learned", "steps": 1, "lr": 1e-9}
     given = localize_live(base, tuned, batches, loss=net_loss, scope="all", method="movement", entries=6).region
-    kept = localize_live(base, tuned, batches, loss=net_loss, scope="all", start=given, steps=1, lr=1e-9)
+    kept = localize_live(base, tuned, batches, loss=net_loss, scope="all", start=given, **still)
     assert kept.region == given
-    assert len(localize_live(base, tuned, batches, loss=net_loss, scope="all", start="empty", steps=1, lr=1e-9)) == 0
+    assert len(localize_live(base, tuned, batches, loss=net_loss, scope="all", start="empty", **still)) == 0
 
 
 def nan_loss(model: nn.Module, batch: Any) -> Tensor:
@@ -294,4 +304,4 @@ def test_what_cannot_work_is_refused(
 def test_a_region_of_another_model_is_no_start(pair: Pair, batches: Batches) -> None:
     other = Region(Scope.of("all", {"nowhere": (3,)}), {"nowhere": [1]})
     with pytest.raises(InputError, match="nowhere is not in the scope"):
-        localize_live(*pair, batches, loss=net_loss, scope="all", start=other)
+        localize_live(*pair, batches, loss=net_loss, scope="all", method="learned", start=other)

@@ -27,9 +27,11 @@ from tests.readouts import making
 from tests.regions.films import QUICK, STEPS, Films, accuracy, converted
 from tests.running import Run
 
+LEARNED: dict[str, Any] = {"method": "learned", "entries": 5}
+
 
 def test_localize_writes_a_graft_with_its_scores(run: Run, films: Films, tmp_path: Path) -> None:
-    words = (*films.words, "--density", 0.02, "--steps", 6, "--lr", 1e5)
+    words = (*films.words, "--method", "learned", "--density", 0.02, "--steps", 6, "--lr", 1e5)
     code, out, err = run(*words, "--curve", "-o", "cut.safetensors", "--json")
     assert code == 0, err
     facts = json.loads(out)
@@ -97,12 +99,51 @@ def test_a_linear_head_is_on_while_its_region_is_learned(films: Films, tmp_path:
     assert accuracy(found) == located.scores["graft"]["accuracy"]["value"]
 
 
+def test_unless_another_is_asked_for_the_search_is_within_its_budget_and_that_is_p1s(
+    run: Run, films: Films, tmp_path: Path
+) -> None:
+    code, out, err = run(*films.words, "-o", "default.safetensors", "--json")
+    assert code == 0, err
+    assert json.loads(out)["method"] == "budgeted"
+    found = load(tmp_path / "default.safetensors")
+    assert len(found) == max(1, round(1e-4 * found.region.scope.size))
+    assert films.graft().region == films.graft(method="budgeted", density=1e-4).region == found.region
+    alone = films.localize(method="learned", steps=6).graft
+    assert alone.info["recipe"]["density"] is None, "P1's own says itself how many"
+
+
+def test_a_search_that_compares_its_regions_is_no_worse_than_movement_on_validation_rows(films: Films) -> None:
+    asked: dict[str, Any] = {"density": 0.01, "steps": 4}
+    found = films.localize(**asked, look_every=2)
+    looks = found.graft.info["recipe"]["search"]["looks"]
+    assert [step for step, _, _ in looks] == [0, 2, 4]
+    moved = films.localize(method="movement", density=0.01)
+    least = min(-score for _, _, score in looks)
+    assert found.scores["graft"]["nll"]["value"] == pytest.approx(least, rel=1e-4)
+    assert -looks[0][2] == pytest.approx(moved.scores["graft"]["nll"]["value"], rel=1e-4)
+    assert films.localize(**asked).graft.info["recipe"].get("search", {}).get("looks") is None
+
+
+def test_each_point_of_a_budgeted_curve_has_a_search_of_its_own(films: Films) -> None:
+    """A prefix of a larger budget's ranking was not searched for itself."""
+    points, few = (0.01, 0.1), {"steps": 4}
+    found = films.localize(density=0.01, densities=points, **few)
+    assert found.curve_kind == "each"
+    assert not found.nested
+    for point in found.curve:
+        alone = films.localize(density=point["density"], **few)
+        assert {key: point[key] for key in alone.scores["graft"]} == dict(alone.scores["graft"])
+        assert point["entries"] == len(alone.graft)
+    assert found.graft.region == films.localize(density=0.01, **few).graft.region
+
+
 def test_start_from_a_file_or_from_nothing(films: Films, tmp_path: Path) -> None:
     movement = films.graft(entries=30, method="movement")
     save_region(movement.region, tmp_path / "start.safetensors")
-    found = films.graft(start=tmp_path / "start.safetensors", entries=30, steps=1, lr=1e-9)
+    still: dict[str, Any] = {"method": "learned", "steps": 1, "lr": 1e-9}
+    found = films.graft(start=tmp_path / "start.safetensors", entries=30, **still)
     assert found.region == movement.region, "a mask that is hardly moved is still its start"
-    assert films.graft(start=movement.region, entries=30, steps=1, lr=1e-9).region == movement.region
+    assert films.graft(start=movement.region, entries=30, **still).region == movement.region
     assert len(films.graft(start="empty", entries=30, **STEPS)) == 30
     assert len(films.graft(labels="tuned", entries=30, **STEPS)) == 30
 
@@ -117,15 +158,20 @@ def test_start_from_a_file_or_from_nothing(films: Films, tmp_path: Path) -> None
             "'movement' ranks entries but does not say how many: give a density, entries or a share",
         ),
         ({"method": "lerned", "entries": 5}, "did you mean 'learned'"),
-        ({"method": "movement", "entries": 5, "steps": 3}, "'movement' takes no 'steps'; it has no settings"),
-        ({"entries": 5, "stepps": 3}, "the method 'learned' takes no 'stepps'; did you mean 'steps'"),
-        ({"entries": 5, "lr": -1.0}, "learning rate must be a number above 0, or 'auto'; found -1.0"),
-        ({"entries": 5, "lr": float("nan")}, "learning rate must be a number above 0, or 'auto'; found nan"),
-        ({"entries": 5, "l1": -1e-3}, "L1 term must be a number of at least 0, found -0.001"),
+        (
+            {"method": "movement", "entries": 5, "steps": 3},
+            "'movement' takes no 'steps'; that is for budgeted, learned",
+        ),
+        ({"entries": 5, "stepps": 3}, "the method 'budgeted' takes no 'stepps'; did you mean 'steps'"),
+        ({"entries": 5, "lr": 1e7}, "the method 'budgeted' takes no 'lr'; that is for learned"),
+        ({"entries": 5, "start": "empty"}, "the method 'budgeted' takes no 'start'; that is for learned"),
+        ({**LEARNED, "lr": -1.0}, "learning rate must be a number above 0, or 'auto'; found -1.0"),
+        ({**LEARNED, "lr": float("nan")}, "learning rate must be a number above 0, or 'auto'; found nan"),
+        ({**LEARNED, "l1": -1e-3}, "L1 term must be a number of at least 0, found -0.001"),
         ({"entries": 5, "curve": "papier"}, "unknown curve 'papier'; did you mean 'paper'"),
         ({"entries": 5, "labels": "false"}, "'true' or 'tuned'"),
         ({"entries": 5, "mixed_precision": "fp16"}, "mixed_precision is 'no' or 'bf16', found 'fp16'"),
-        ({"entries": 5, "start": 7}, "a density is a share of the scope.*found 7: for a count use entries"),
+        ({**LEARNED, "start": 7}, "a density is a share of the scope.*found 7: for a count use entries"),
     ],
 )
 def test_wrong_questions_are_refused(settings: dict[str, Any], message: str, films: Films) -> None:
@@ -137,7 +183,7 @@ def test_wrong_questions_are_refused(settings: dict[str, Any], message: str, fil
     ("settings", "message"),
     [
         ({"scope": "*.nowhere.*"}, "selects none of the"),
-        ({"start": 7}, "a density is a share of the scope.*found 7: for a count use entries"),
+        ({"method": "learned", "start": 7}, "a density is a share of the scope.*found 7: for a count use entries"),
         ({"entries": 10**9}, "1,000,000,000 entries are more than the"),
         ({"task": "nowhere.toml"}, "nowhere.toml"),
         ({"tuned": "bfloat16"}, "float32 in .* and bfloat16 in .*--convert"),
@@ -200,7 +246,7 @@ def test_a_method_without_data_needs_no_task(run: Run, films: Films, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("TUNED", "--damp", 0.3), "the method 'learned' takes no 'damp'"),
+        (("TUNED", "--damp", 0.3), "the method 'budgeted' takes no 'damp'"),
         (("TUNED", "--method", "movement", "--start", "empty"), "'movement' takes no 'start'; leave out --start"),
         (("--method", "lowest-fisher", "--steps", 5), "the method 'lowest-fisher' takes no 'steps'"),
         (("--method", "highest-fisher", "--keep", 0.9), "'highest-fisher' takes no 'keep'; leave out --keep"),
@@ -227,7 +273,21 @@ def test_the_command_knows_every_method_without_the_tables() -> None:
 
 
 def test_the_curve_says_which_one_it_is(run: Run, films: Films, tmp_path: Path) -> None:
-    words = (*films.words, "--steps", 4, "--lr", 1e5, "--look-every", 2, "--patience", 1, "--l1", 1e-9)
+    words = (
+        *films.words,
+        "--method",
+        "learned",
+        "--steps",
+        4,
+        "--lr",
+        1e5,
+        "--look-every",
+        2,
+        "--patience",
+        1,
+        "--l1",
+        1e-9,
+    )
     code, text, err = run(*words, "--paper-curve", "-o", "paper.safetensors")
     assert code == 0, err
     assert "curve: a search of its own from γ_base = the most moved entries of each density (P1)" in text
@@ -250,7 +310,7 @@ def test_the_curve_says_which_one_it_is(run: Run, films: Films, tmp_path: Path) 
     assert "one at a time" in err
     code, _, err = run(*films.words, "--method", "movement", "--entries", 9, "--paper-curve", "-o", "x.safetensors")
     assert code == 2
-    assert "ask for the nested curve" in err
+    assert "ask for the method 'learned', or for the other curve" in err
 
 
 def test_each_point_of_the_papers_curve_is_a_search_of_its_own(films: Films) -> None:

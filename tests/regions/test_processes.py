@@ -21,7 +21,7 @@ from tests.running import start
 from tests.training.toys import ToyReadout, tiny_bert, toy_rows
 
 LIVE: dict[str, Any] = {
-    "loss": net_loss, "scope": "all", "entries": 12, "steps": 5, "lr": 3.0, "start": 4 / 56,
+    "loss": net_loss, "scope": "all", "method": "learned", "entries": 12, "steps": 5, "lr": 3.0, "start": 4 / 56,
 }  # fmt: skip
 
 

@@ -25,7 +25,20 @@ from tests.readouts import making
 from tests.regions.films import QUICK, Films, Killed, rewritten, watching
 from tests.running import start
 
-SEARCH = ("--entries", 40, "--steps", 60, "--lr", "1e5", "--look-every", 2, "--snapshot-seconds", 0)
+SEARCH = (
+    "--method",
+    "learned",
+    "--entries",
+    40,
+    "--steps",
+    60,
+    "--lr",
+    "1e5",
+    "--look-every",
+    2,
+    "--snapshot-seconds",
+    0,
+)
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
@@ -55,7 +68,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bytes(films: Films, tmp_
 def test_every_part_of_the_work_resumes(films: Films, tmp_path: Path) -> None:
     """Stopped at any step of the search itself or of one of the curve's, it goes on there and not before."""
     seen: list[int] = []
-    settings: dict[str, Any] = {"entries": 25, "steps": 5, "lr": 1e5, "look_every": 2}
+    settings: dict[str, Any] = {"method": "learned", "entries": 25, "steps": 5, "lr": 1e5, "look_every": 2}
     settings |= {"densities": (1e-3, 1e-2), "curve": "paper", "out": tmp_path / "g.safetensors"}
     straight = films.localize(**{**settings, "out": None})
     for _ in range(3):
@@ -99,7 +112,7 @@ def test_only_a_search_with_the_same_settings_goes_on(
     Without a number of entries the steps are compared, and looks at the first steps would be missing: that begins it anew.
     """
     seen: list[int] = []
-    settings: dict[str, Any] = {"entries": 25, "steps": 4, "lr": 1e5}
+    settings: dict[str, Any] = {"method": "learned", "entries": 25, "steps": 4, "lr": 1e5}
     asked = {**settings, **change}
     straight = films.localize(**asked)
     settings["out"] = asked["out"] = tmp_path / "g.safetensors"
@@ -114,14 +127,20 @@ def test_only_a_search_with_the_same_settings_goes_on(
 def test_a_search_at_the_scale_of_auto_is_the_search_at_that_scale(films: Films, tmp_path: Path) -> None:
     """Killed while it looked at the second scale, and asked again for that one alone."""
     seen: list[int] = []
-    settings: dict[str, Any] = {"entries": 25, "steps": 4, "lr": 1e5, "out": tmp_path / "g.safetensors"}
+    settings: dict[str, Any] = {
+        "method": "learned",
+        "entries": 25,
+        "steps": 4,
+        "lr": 1e5,
+        "out": tmp_path / "g.safetensors",
+    }
     with pytest.raises(Killed):
         films.localize(scale="auto", runtime=watching(seen, kill_after=7), **settings)
     films.localize(scale=2.0, runtime=watching(seen), **settings)
     assert seen == [1, 2, 3, 4, 1, 2, 3, 4]
 
 
-LEARNED: dict[str, Any] = {"steps": 4, "lr": 1e5}
+LEARNED: dict[str, Any] = {"method": "learned", "steps": 4, "lr": 1e5}
 CURVES: dict[str, dict[str, Any]] = {
     "movement": {"method": "movement", "entries": 25},
     "attribution": {"method": "attribution", "entries": 25},
@@ -198,7 +217,14 @@ def test_folders_that_the_fingerprint_cannot_tell_apart_do_not_resume_each_other
     assert first.digest != second.digest
     changed = {**folders, which: other}
     seen: list[int] = []
-    asked: dict[str, Any] = {"task": wide.task, "entries": 25, "steps": 4, "lr": 1e5, "start": "empty"}
+    asked: dict[str, Any] = {
+        "task": wide.task,
+        "method": "learned",
+        "entries": 25,
+        "steps": 4,
+        "lr": 1e5,
+        "start": "empty",
+    }
     straight = localize(changed["base"], changed["tuned"], **asked)
     asked["out"] = tmp_path / "g.safetensors"
     with pytest.raises(Killed):
@@ -213,7 +239,14 @@ def test_equal_folders_elsewhere_do_resume(wide: Films, tmp_path: Path) -> None:
     """Where a folder lies and what it is called decides nothing."""
     moved = shutil.copytree(wide.tuned, tmp_path / "elsewhere")
     seen: list[int] = []
-    asked: dict[str, Any] = {"task": wide.task, "entries": 25, "steps": 4, "lr": 1e5, "out": tmp_path / "g.safetensors"}
+    asked: dict[str, Any] = {
+        "task": wide.task,
+        "method": "learned",
+        "entries": 25,
+        "steps": 4,
+        "lr": 1e5,
+        "out": tmp_path / "g.safetensors",
+    }
     with pytest.raises(Killed):
         localize(wide.base, wide.tuned, runtime=watching(seen, kill_after=3), **asked)
     localize(wide.base, moved, runtime=watching(seen), **asked)
@@ -235,7 +268,8 @@ def test_live_models_that_the_fingerprint_cannot_tell_apart_do_not_either(tmp_pa
     seen: list[int] = []
     asked: dict[str, Any] = {
         "batches": [_normal(np.random.default_rng(2), (8, 64))], "loss": lambda model, batch: model(batch).square().mean(),
-        "scope": "all", "start": "empty", "entries": 20, "steps": 4, "lr": 10.0, "resume": tmp_path / "search",
+        "scope": "all", "method": "learned", "start": "empty", "entries": 20, "steps": 4, "lr": 10.0,
+        "resume": tmp_path / "search",
     }  # fmt: skip
     with pytest.raises(Killed):
         localize_live(models["base"], models["tuned"], runtime=watching(seen, kill_after=3), **asked)

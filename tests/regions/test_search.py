@@ -236,7 +236,14 @@ def test_snapshots_of_several_scales_stand_apart_and_go(films: Films, tmp_path: 
         files.update(file.name for file in tmp_path.iterdir())
 
     runtime = Runtime(progress=look, snapshot_seconds=0.0)
-    asked: dict[str, Any] = {"density": 0.005, "steps": 4, "lr": 1e5, "scale": "auto", "runtime": runtime}
+    asked: dict[str, Any] = {
+        "method": "learned",
+        "density": 0.005,
+        "steps": 4,
+        "lr": 1e5,
+        "scale": "auto",
+        "runtime": runtime,
+    }
     films.localize(out=tmp_path / "g.safetensors", **asked)
     assert len(files) == len(SCALES)
     assert [file.name for file in tmp_path.iterdir()] == ["g.safetensors"]

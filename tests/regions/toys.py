@@ -53,7 +53,7 @@ def tuned_net(base: nn.Module) -> nn.Module:
     return tuned
 
 
-FEW: dict[str, Any] = {"loss": net_loss, "scope": "all", "steps": 10, "lr": 30.0, "start": 4 / 56}
+FEW: dict[str, Any] = {"method": "learned", "loss": net_loss, "scope": "all", "steps": 10, "lr": 30.0, "start": 4 / 56}
 
 
 def bert_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -65,21 +65,28 @@ def bert_steps(_number: int) -> Step:
     return [(READOUT.collate(rows[:8]), 8 / 24), (READOUT.collate(rows[8:]), 16 / 24)]
 
 
-def tuned_bert() -> nn.Module:
+def tuned_bert(optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, *, lr: float = 3e-3) -> nn.Module:
     """Sixty steps of plain training: enough that a region is worth something."""
     tuned = tiny_bert()
-    optimizer = torch.optim.AdamW(tuned.parameters(), lr=3e-3)
+    steps = optimizer(tuned.parameters(), lr=lr)  # type: ignore[call-arg]
     batch = READOUT.collate(toy_rows(24))
     for _ in range(60):
-        optimizer.zero_grad()
+        steps.zero_grad()
         bert_loss(tuned, batch).backward()
-        optimizer.step()
+        steps.step()
     return tuned
 
 
 def bert_pair() -> tuple[nn.Module, Any]:
     """A tiny BERT, and tuned's numbers for it."""
     return tiny_bert(), tensors_of(tuned_bert())
+
+
+def net_problem() -> Problem:
+    """The small network and its tuned numbers, of which everything may be searched."""
+    base = net()
+    tuned = tensors_of(tuned_net(base))
+    return Problem.between(base, tuned, steps=lambda _: [(net_rows(), 1.0)], loss=net_loss, scope="all")
 
 
 def a_problem(pair: tuple[nn.Module, Any], **settings: Any) -> Problem:

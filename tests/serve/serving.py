@@ -42,13 +42,15 @@ PETS = {
 QUIET = Limits(seconds=20.0)
 
 
-def language_model(folder: Path) -> Path:
-    """A Llama that writes, with a chat template."""
+def language_model(folder: Path, **more: int) -> Path:
+    """A Llama that writes, with a chat template; `more` are sizes of its own."""
     tokenizer = byte_pieces(wrapped=False)
     sizes = {"vocab_size": len(tokenizer), "num_key_value_heads": 1, "max_position_embeddings": 256}
     ids = {"bos_token_id": 0, "eos_token_id": 2}
     with silence():
-        save_model(folder, made("LlamaForCausalLM", transformers.LlamaConfig(**sizes, **ids, **SMALL)), tokenizer)
+        save_model(
+            folder, made("LlamaForCausalLM", transformers.LlamaConfig(**sizes, **ids, **SMALL, **more)), tokenizer
+        )
     (folder / "chat_template.jinja").write_text(CHAT)
     return folder
 

@@ -17,6 +17,7 @@ from skillgraft.serve.calls import ClientGone
 from skillgraft.serve.limits import Limits
 from skillgraft.serve.refusals import Refused
 from skillgraft.serve.requests import chat, completion
+from skillgraft.serve.skills import Pick
 from skillgraft.serve.vllm import RANKS, Vllm, VllmService, _body, _in_time, _parsed, rank_for
 
 from .serving import Running, client, greedy, language_model, skill, write_skills
@@ -98,13 +99,19 @@ def test_what_vllm_cannot_serve_is_refused(encoder_base: Path, writer_base: Path
             VllmService.open(str(base), [], tmp_path, python=Path(python), name=None, limits=Limits())
 
 
+def test_the_base_never_answers_without_an_adapter_of_its_own(tmp_path: Path) -> None:
+    """A row without an adapter beside rows with one would be given theirs (vLLM 0.32 on a CPU)."""
+    vllm = Vllm("BASE", tmp_path, None, None, 8)  # type: ignore[arg-type]
+    assert vllm.adapter(Pick("base", ())) == "nothing"
+
+
 @pytest.mark.long
 @pytest.mark.skipif(REAL is None, reason="SKILLGRAFT_VLLM does not name the Python of an environment with vLLM")
 def test_the_real_vllm(tmp_path: Path) -> None:
     """Skills, a sum, the base, a stream and errors through OpenAI's client; greedy texts are those of the applied folders."""
     from .test_openai_client import applied
 
-    base = language_model(tmp_path / "base")
+    base = language_model(tmp_path / "base", head_dim=64)  # vLLM's attention on a CPU takes no smaller ones than 32
     write_skills(
         tmp_path / "skills", {name: skill(base, seed, share=0.002) for seed, name in enumerate(("bash", "french"))}
     )
@@ -125,8 +132,10 @@ def test_the_real_vllm(tmp_path: Path) -> None:
         for model in ("base", "bash", "french", "bash+0.5*french"):
             found = ask.completions.create(model=model, prompt="the cat", max_tokens=12, temperature=0)
             stream = ask.completions.create(model=model, prompt="the cat", max_tokens=12, temperature=0, stream=True)
-            (tmp_path / model).mkdir()
-            text, margins = greedy(applied(_at(url, tmp_path / "skills"), base, tmp_path / model, model), "the cat", 12)
+            (tmp_path / "on" / model).mkdir(parents=True)
+            text, margins = greedy(
+                applied(_at(url, tmp_path / "skills"), base, tmp_path / "on" / model, model), "the cat", 12
+            )
             assert found.choices[0].text == text or min(margins) < 1e-4
             assert "".join(chunk.choices[0].text for chunk in stream) == found.choices[0].text
             assert [made["name"] for made in found.skills] == [name for name in ("bash", "french") if name in model]

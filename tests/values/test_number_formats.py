@@ -32,7 +32,7 @@ from tests.narrow import NARROW, formats_of, in_format
 # ruff: noqa: F811
 
 DATA = Data(shots=20)
-STEPS: dict[str, Any] = {"steps": 4, "lr": 1e5}
+STEPS: dict[str, Any] = {"method": "learned", "steps": 4, "lr": 1e5}
 # float16 has no room for gradients: such folders are searched, and what a search finds is measured, in float32
 SEARCHED_IN = {"bfloat16": "bfloat16", "float16": "float32"}
 

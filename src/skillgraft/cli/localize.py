@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 _WIDTH = 20  # of a full bar
 CURVE = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 # Known here too, so that a wrong call is refused before torch is imported; a test compares them with the tables.
-OF_TUNED = ("learned", "budgeted", "movement", "random", "attribution")
+OF_TUNED = ("budgeted", "learned", "movement", "random", "attribution")
 OF_BASE = ("lowest-fisher", "highest-fisher", "lowest-magnitude", "highest-magnitude", "random-region")
 _search_option = partial(typer.Option, rich_help_panel="The search")
 _learned_option = partial(typer.Option, rich_help_panel="Learned regions")
 _fisher_option = partial(typer.Option, rich_help_panel="Fisher information")
+DEFAULT = "budgeted"
 METHODS = f"{', '.join(OF_TUNED)}; from BASE alone: {', '.join(OF_BASE)}."
 
 
@@ -52,7 +53,7 @@ def run(
         Path | None, typer.Argument(metavar="[TUNED]", help="Fine-tuned model folder or LoRA adapter.")
     ] = None,
     task: Annotated[str | None, typer.Option(metavar="T", help="Catalogue name or TOML file.")] = None,
-    method: Annotated[str, typer.Option(help=METHODS)] = "learned",
+    method: Annotated[str, typer.Option(help=METHODS)] = DEFAULT,
     density: Density = None,
     entries: Entries = None,
     keep: Annotated[
@@ -67,7 +68,7 @@ def run(
     control: Annotated[
         list[str] | None, typer.Option(metavar="C", help="A task or text file to answer as BASE does; may be repeated.")
     ] = None,
-    curve: Annotated[bool, typer.Option("--curve", help="Also the scores of nested budgets, 1e-5 to 1e-2.")] = False,
+    curve: Annotated[bool, typer.Option("--curve", help="Also the scores of other budgets, 1e-5 to 1e-2.")] = False,
     paper_curve: Annotated[
         bool, typer.Option("--paper-curve", help="The same with a search from each density's γ_base (P1).")
     ] = False,
@@ -92,21 +93,23 @@ def run(
         str | None, _search_option(help="What KL to BASE's answers on controls weighs, or auto (default).")
     ] = None,
     candidates: Annotated[
-        float | None, _search_option(help="Search among this share, that moved most (budgeted: 0.05; learned: all).")
+        float | None, _search_option(help="Search among this share, that moved most (0.05; learned: all).")
     ] = None,
     checkpoint_activations: Annotated[
         bool, _search_option("--checkpoint-activations", help="Less memory: activations are computed again.")
     ] = False,
-    steps: Annotated[int | None, _learned_option(help="Steps on the mask (100; budgeted: 40).")] = None,
+    steps: Annotated[int | None, _search_option(help="Steps of the search (40; learned: 100).")] = None,
     lr: Annotated[float | None, _learned_option(help="Learning rate of the mask (found; P1: 1e7).")] = None,
     l1: Annotated[float | None, _learned_option(help="Strength of an L1 term on the mask (0).")] = None,
     init: Annotated[str | None, _learned_option(help="Constant, or uniform as in the authors' code.")] = None,
-    look_every: Annotated[int | None, _learned_option(help="Steps from look to look at the score (4).")] = None,
+    look_every: Annotated[
+        int | None, _search_option(help="Compare regions every so many steps (learned: 4; else none).")
+    ] = None,
     patience: Annotated[int | None, _learned_option(help="Stop after so many looks without a better.")] = None,
     rounds: Annotated[int | None, _fisher_option(help="Lowest-fisher: rounds (4).")] = None,
     damp: Annotated[float | None, _fisher_option(help="Lowest-fisher: what dropped weights count (0.1).")] = None,
     samples: Annotated[int | None, _fisher_option(help="Labels drawn per row (1).")] = None,
-    batch_size: Annotated[int | None, _search_option(help="Rows of one step (1024; budgeted: 24).")] = None,
+    batch_size: Annotated[int | None, _search_option(help="Rows of one step (24; learned: 1024).")] = None,
     convert: Convert = False,
     *,
     data: RowsAsked,
@@ -117,12 +120,14 @@ def run(
 ) -> None:
     """Find where TUNED keeps a skill; or a region of BASE alone.
 
+    P1's own search is --method learned.
+
     \b
     Examples
       skillgraft localize BASE TUNED --task sst2 --shots 64 --density 1e-4 -o skill.safetensors
       skillgraft localize BASE TUNED --task sst2 --shots 64 --keep 0.95 --scale auto -o smallest.safetensors
-      skillgraft localize BASE TUNED --task bash.toml --control notes.txt --method budgeted --density 1e-3 -o g.safetensors
-      skillgraft localize BASE TUNED --match notes.txt --method budgeted --density 1e-3 --scale 16 -o g.safetensors
+      skillgraft localize BASE TUNED --task bash.toml --control notes.txt --density 1e-3 -o g.safetensors
+      skillgraft localize BASE TUNED --match notes.txt --density 1e-3 --scale 16 -o g.safetensors
       skillgraft localize BASE --task sst2 --train-rows 256 --method lowest-fisher --density 0.1 -o region.safetensors
     """
     from skillgraft.files import atomic
@@ -207,7 +212,7 @@ def _graft(
         "format": FORMATS["localization"], "out": str(out), "entries": len(graft),
         "density": graft.region.density, "method": method, **readout, "bytes": size,
         "scale": graft.scale, "digest": graft.digest,
-        "validation": scores, "curve": list(located.curve), "curve_kind": asked["curve"] if located.curve else None,
+        "validation": scores, "curve": list(located.curve), "curve_kind": located.curve_kind if located.curve else None,
         "by_layer": graft.region.by_layer(), "by_kind": graft.region.by_kind(),
         "search": graft.info["recipe"].get("search"), "trials": list(located.trials), "match": located.match or None,
         "next": next_commands,
@@ -224,7 +229,7 @@ def _graft(
     ]
     lines += output.region_bars(graft.region)
     if located.curve:
-        lines += ["", f"curve: {CURVES[asked['curve']]}", *_curve(located.curve, scores)]
+        lines += ["", f"curve: {CURVES[located.curve_kind]}", *_curve(located.curve, scores)]
     lines += [line for hint in next_commands for line in ("", f"{hint['why']}:", f"  {hint['command']}")]
     output.show(facts, as_json=as_json, lines=lines)
 

@@ -68,6 +68,6 @@ def init(
 def _commands(task: Path) -> list[str]:
     return [
         f"skillgraft finetune BASE --task {task} --optimizer adamw --lr 1e-4 --steps 200 --batch-size 8 -o TUNED",
-        f"skillgraft localize BASE TUNED --task {task} --method budgeted --density 1e-3 -o skill.safetensors",
+        f"skillgraft localize BASE TUNED --task {task} --density 1e-3 -o skill.safetensors",
         f"skillgraft evaluate BASE --task {task} --tuned TUNED --graft skill.safetensors",
     ]

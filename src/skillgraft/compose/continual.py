@@ -30,6 +30,7 @@ from skillgraft.measure.summary import summary
 from skillgraft.opening.device import find_device, working_format
 from skillgraft.opening.runtime import Progress, Runtime, silent
 from skillgraft.regions.localize import localize
+from skillgraft.regions.methods import P1
 from skillgraft.tasks.data import Data, Split, TaskLike, as_task
 from skillgraft.tasks.task import Task
 from skillgraft.training.finetune import FROM_GRAFTS, finetune
@@ -47,7 +48,8 @@ OnStage = Callable[[str], Progress]
 class Learning:
     """How each task is learned: the plan of its own fine-tune, how its region is found, the plan of training inside it.
 
-    `inside` is `plan` unless it is given. `search` holds keywords of `localize`: density, start, scope, method, steps, lr …
+    `inside` is `plan` unless it is given. `search` holds keywords of `localize`: density, start, scope, steps, lr …; its method
+    is P1's unless it has one.
     """
 
     plan: TrainingPlan = field(default_factory=TrainingPlan)
@@ -169,7 +171,7 @@ class _Adding:
         if not file.is_file():
             runtime = replace(self.runtime, progress=self.on_stage("localizing"))
             asked: dict[str, Any] = {"task": self.task, "data": self.learning.data, "out": file, "runtime": runtime}
-            localize(self.base, tuned, convert=self.convert, **asked, **self.learning.search)
+            localize(self.base, tuned, convert=self.convert, **asked, **{"method": P1, **self.learning.search})
         return graft_file.load(file)
 
     def _measured(self, tuned: Path | None, earlier: Sequence[Graft], graft: Graft) -> dict[str, Any]:

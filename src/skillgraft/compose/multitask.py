@@ -19,6 +19,7 @@ from skillgraft.errors import InputError, did_you_mean
 from skillgraft.measure.evaluate import evaluate
 from skillgraft.measure.intervals import Bootstrap
 from skillgraft.measure.matrices import Matrix, gain_matrix
+from skillgraft.regions.methods import METHODS, P1
 from skillgraft.regions.problem import EMPTY
 from skillgraft.regions.search import Searching, SearchPlan
 from skillgraft.regions.tuned_pair import TunedPair, open_pair
@@ -44,11 +45,13 @@ def task_regions(
     """A graft for each task from one multi-task model: the region by the task's own loss, the numbers the model's.
 
     `tasks` are all that the model was tuned on, `of` the names of those whose regions are wanted (all). `asked` are fields of
-    `SearchPlan` and options of its method; γ_base is empty unless `start` says otherwise (P1 §5.1; C.2: 1e-5, 1e-4). Each
-    graft has its own task's validation scores.
+    `SearchPlan` and options of its method, P1's by default; γ_base is empty unless `start` says otherwise (P1 §5.1; C.2: 1e-5,
+    1e-4). Each graft has its own task's validation scores.
     """
     grafts = {}
-    plan = SearchPlan.of(**{"start": EMPTY, **asked}).seeded(data.seed)
+    plain = SearchPlan.of(**{"method": P1, **asked})
+    begins = {"start": EMPTY} if METHODS[plain.method].own_size else {}
+    plan = SearchPlan.of(**{"method": P1, **begins, **asked}).seeded(data.seed)
     with open_pair(base, tuned, tasks, plan=plan, data=data) as pair:
         begin = pair.start(plan.start)
         wanted = _wanted(of, pair)
@@ -109,7 +112,7 @@ def purified(
     scopes = {graft.region.scope.label for graft in starts.values()}
     if len(scopes) != 1:
         raise InputError(f"expected grafts of one scope, found {', '.join(sorted(scopes)) or 'none'}")
-    plan = SearchPlan.of(scope=scopes.pop(), steps=steps, **options).seeded(data.seed)
+    plan = SearchPlan.of(method=P1, scope=scopes.pop(), steps=steps, **options).seeded(data.seed)
     with open_pair(base, tuned, tasks, plan=plan, data=data) as pair:
         for group in groups:
             own, begin = pair.of(group), starts[group_name(group)].region

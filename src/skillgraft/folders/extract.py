@@ -96,7 +96,7 @@ def extracted(
     count = partial(count_of, density=density, entries=entries) if density or entries else None
     with before.steady(), after.steady():
         chosen, outside = _choose(before, source, pairing, count=count, region=region, scope=scope, progress=progress)
-    stream = _stream(before, after, source, pairing, chosen, outside)
+        stream = _stream(before, after, source, pairing, chosen, outside)
     return stream.with_info(
         method="movement" if count is not None else "region" if region is not None else "difference",
         recipe={"density": density, "entries": entries, "scope": chosen.scope.label, "convert": convert},

@@ -18,12 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from skillgraft.files import atomic
 from skillgraft.files import tensors as tensor_file
+from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.interop.low_rank import Adapter, AdapterDeltas, LowRankForm
-from skillgraft.values.graft import GraftLike, graft_of
+from skillgraft.interop.modules import Modules
+from skillgraft.values.graft import Graft, GraftLike, graft_of
 from skillgraft.values.info import versions
+from skillgraft.values.names import in_layers
 from skillgraft.values.numbers import Array
+from skillgraft.values.region import Region, Scope
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 REMAINDER = "remainder"  # an adapter of that name, in the folder where PEFT itself keeps a second one
@@ -57,7 +63,30 @@ def _write(folder: Path, form: LowRankForm) -> None:
     tensors: dict[str, Array] = {}
     for module, a, b in form.factors():
         tensors |= {f"{ROOT}{module.path}.lora_A.weight": a, f"{ROOT}{module.path}.lora_B.weight": b}
-    write_adapter(folder, form.parts, tensors, {"peft_type": "LORA", **_settings(form)})
+    linear = form.parts.modules.linear
+    turned = any(linear[delta.name].transposed for delta in form.parts.deltas)
+    write_adapter(folder, form.parts, tensors, _settings(form.ranks, transposed=turned))
+
+
+def export_nothing(base: str | Path, out: str | Path) -> None:
+    """An adapter that adds 0 in one linear layer: what stands for the base where a server mixes rows with and without adapters.
+
+    vLLM 0.32 on a CPU gives rows without one the adapter in its last place.
+    """
+    source = Checkpoint.open(base)
+    nothing = Graft(Region(Scope.select("all", source.shapes), {}), {}, {}, base_fingerprint=source.fingerprint)
+    modules = Modules.of(source, nothing)
+    name = next(name for name in modules.linear if modules.has_form(name) and in_layers(name))
+    module, shape = modules.linear[name], source.shapes[name]
+    rows, columns = shape[::-1] if module.transposed else shape
+    stem = f"{ROOT}{module.path}.lora_"
+    tensors = {
+        f"{stem}A.weight": np.zeros((1, columns), np.float32),
+        f"{stem}B.weight": np.zeros((rows, 1), np.float32),
+    }
+    settings = _settings({module.path: 1}, transposed=module.transposed)
+    with atomic.new_folder(Path(out)) as temporary:
+        write_adapter(temporary, AdapterDeltas(nothing, modules, (), {}), tensors, settings)
 
 
 def write_adapter(
@@ -72,18 +101,18 @@ def write_adapter(
     (folder / CONFIG).write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _settings(form: LowRankForm) -> dict[str, Any]:
+def _settings(ranks: Mapping[str, int], *, transposed: bool) -> dict[str, Any]:
     """What makes the scaling 1 in every module: alpha is the rank. `r` is the largest, which is what engines plan room for."""
-    largest = max(form.ranks.values())
-    patterns = {path: rank for path, rank in form.ranks.items() if rank != largest}
-    linear = form.parts.modules.linear
+    largest = max(ranks.values())
+    patterns = {path: rank for path, rank in ranks.items() if rank != largest}
     return {
+        "peft_type": "LORA",
         "r": largest,
         "lora_alpha": largest,
         "rank_pattern": patterns,
         "alpha_pattern": patterns,
-        "target_modules": sorted(form.ranks),
-        "fan_in_fan_out": any(linear[delta.name].transposed for delta in form.parts.deltas),
+        "target_modules": sorted(ranks),
+        "fan_in_fan_out": transposed,
         "bias": "none",
         "lora_dropout": 0.0,
         "init_lora_weights": True,

@@ -35,7 +35,7 @@ DENSITY = 1e-3
 ROWS = Data(shots=48, max_length=32)
 COMPARED = replace(ROWS, validation_rows=200)  # that choose scales
 DENSITIES = (1e-5, 1e-4, 1e-3, 1e-2)
-SEARCH = {"steps": 20, "batch_size": 96, "data": ROWS}
+SEARCH = {"method": "learned", "steps": 20, "batch_size": 96, "data": ROWS}
 PLAN = TrainingPlan(lr=0.02, batch_size=16, steps=60)
 
 

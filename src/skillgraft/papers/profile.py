@@ -132,7 +132,8 @@ PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "cpu": {"plans": _CPU, "many": 512, "together": 256, "epochs": {64: 30, 4096: 15}, "draws": {64: 2, 4096: 1},
                 "most_steps": 960,
                 "region_lr": {"adamw": 1e8}},  # AdamW spreads its changes: P1's 1e7 leaves regions of 0 to 493 entries
-        "cpu-100m": {"plans": {**_CPU, "sgd": _P1.with_changes(dropout=False, batch_size=8)}, "many": 512, "together": 256,
+        "cpu-100m": {"plans": {**_CPU, "sgd": _P1.with_changes(dropout=False, batch_size=8),
+                               "p2": _CPU["p2"].with_changes(mixed_precision="bf16")}, "many": 512, "together": 256,
                      "epochs": {64: 30, 4096: 15}, "draws": {4096: 2}, "mixed_precision": "bf16"},
         "paper": {
             "plans": {

@@ -14,15 +14,18 @@ towards it. Only the entries that moved most are candidates: beside the model no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from skillgraft.errors import InputError
 from skillgraft.opening.runtime import Progress, silent
 from skillgraft.regions.candidates import CANDIDATES, Candidates, check_candidates, most_moved_of
-from skillgraft.regions.problem import Problem
+from skillgraft.regions.problem import Problem, Touched
 from skillgraft.regions.ranking import Ranking
+from skillgraft.values.region import Region
 
 STEPS = 40
 ROWS = 24  # of a step: 40 of them cost less than a tenth of 40 steps of 256
@@ -36,6 +39,7 @@ class Budgeted:
     ranking: Ranking
     losses: tuple[float, ...]
     candidates: int
+    looks: tuple[tuple[int, float], ...] = ()  # step, the score of its region; step 0 is movement
 
 
 def learn_within_budget(
@@ -45,20 +49,24 @@ def learn_within_budget(
     steps: int = STEPS,
     gain: float = GAIN,
     candidates: float = CANDIDATES,
+    look_every: int | None = None,
+    score: Callable[[Region], float] | None = None,
     progress: Progress = silent,
 ) -> Budgeted:
     """Rank the scope's entries for regions of `budget` entries; a smaller one is a prefix, but was not learned for itself.
 
     `gain` is by how much w of a typical chosen entry moves in all the steps together. `candidates` is a share of the scope; twice
-    the budget where that is more.
+    the budget where that is more. With `look_every` regions are compared by `score` every so many steps and at the end, and the
+    best one is the outcome, of equal ones the first. Law: none scores less than movement, the region of step 0.
     """
-    _check(steps, gain, candidates)
+    _check(steps, gain, candidates, look_every)
     count = min(max(2 * budget, round(candidates * problem.scope.size)), problem.scope.size)
     among = Candidates(problem, most_moved_of(problem, count))
     # An entry that did not move has no logarithm; it comes last.
     torch.log(among.delta.abs().clamp_(min=torch.finfo(among.delta.dtype).tiny), out=among.values)
-    losses, typical = [], 0.0
+    losses, typical, looks = [], 0.0, _Looks(among, budget, score if look_every else None)
     with problem.among(among.at) as touched:
+        looks.look(0, touched)
         for step in range(steps):
             region = among.best(budget)
             touched.put_on(among.sites(region))
@@ -67,12 +75,40 @@ def learn_within_budget(
             if typical > 0:
                 falling = 2 * (1 - step / steps)
                 among.values.add_(among.slope, alpha=gain / steps * falling / (typical / (step + 1)))
+            if look_every and ((step + 1) % look_every == 0 or step + 1 == steps):
+                looks.look(step + 1, touched)
             progress(step + 1, steps, {"loss": losses[-1]})
+    looks.settle()
     ranking = problem.ranking(among.scores, most=budget)
-    return Budgeted(ranking, tuple(losses), count)
+    return Budgeted(ranking, tuple(losses), count, tuple(looks.found))
 
 
-def _check(steps: int, gain: float, candidates: float) -> None:
+class _Looks:
+    """The scores of the regions that were looked at, and the values of the best of them."""
+
+    def __init__(self, among: Candidates, budget: int, score: Callable[[Region], float] | None) -> None:
+        self.among, self.budget, self.score = among, budget, score
+        self.found: list[tuple[int, float]] = []
+        self.best: Tensor | None = None
+
+    def look(self, step: int, touched: Touched) -> None:
+        if self.score is None:
+            return
+        touched.take_off()
+        score = self.score(self.among.region(self.among.best(self.budget)))
+        if all(score > earlier for _, earlier in self.found):
+            self.best = self.among.values.clone()
+        self.found.append((step, score))
+
+    def settle(self) -> None:
+        """The best values again."""
+        if self.best is not None:
+            self.among.values.copy_(self.best)
+
+
+def _check(steps: int, gain: float, candidates: float, look_every: int | None) -> None:
+    if look_every is not None and look_every < 1:
+        raise InputError(f"look_every must be 1 or more, found {look_every}")
     if steps < 1:
         raise InputError(f"a search takes 1 step or more, found {steps}")
     if not gain > 0:

@@ -34,7 +34,8 @@ class Localization:
 
     `nested` has the grafts of a nested curve, by density: each is a part of the next larger one. `trials` has every scale and
     control strength that was tried, with what they were compared by. `match` is there where tuned's answers were all there was to
-    learn: the mean KL from tuned's distribution to base's and to the graft's, and which share of it is gone.
+    learn: the mean KL from tuned's distribution to base's and to the graft's, and which share of it is gone. `curve_kind` says
+    what the points of the curve are: nested budgets of one search, or searches of their own.
     """
 
     graft: Graft
@@ -42,6 +43,7 @@ class Localization:
     nested: Mapping[float, Graft] = field(default_factory=dict)
     trials: tuple[Point, ...] = ()
     match: Point = field(default_factory=dict)
+    curve_kind: str = NESTED
 
     @property
     def scores(self) -> Mapping[str, Any]:
@@ -104,7 +106,7 @@ def localize(
             finally:
                 if Path(out).exists():  # ours, or that of a process which was faster
                     snapshots.delete(outcome.scales(plan))
-    return Localization(graft, points, nested, outcome.trials, reached)
+    return Localization(graft, points, nested, outcome.trials, reached, plan.curve_kind)
 
 
 def _rows_of(task: TaskLike | None, match: TaskLike | None, plan: SearchPlan) -> Task:
@@ -179,7 +181,7 @@ def _nested(searching: Searching, pair: TunedPair, outcome: Outcome, task: str) 
         density: (outcome.scale * pair.cut(searching.point(outcome, density, pair.start), task)).with_info(
             method=plan.method, recipe={**plan.plain, "density": density, "scale": outcome.scale}
         )
-        for density in (plan.densities if plan.curve == NESTED else ())
+        for density in (plan.densities if plan.curve_kind == NESTED else ())
     }
 
 
@@ -187,7 +189,7 @@ def _curve(searching: Searching, pair: TunedPair, outcome: Outcome, task: str) -
     """The summary of every density of the plan. P1's points are searches: those that are done are kept for a killed run."""
     plan, densities = searching.plan, searching.plan.densities
     snapshot = None
-    if densities and plan.curve == PAPER:
+    if densities and plan.curve_kind == PAPER:
         snapshot = searching.snapshots.at(outcome.scale, "curve", densities=densities, **plan.decisive)
     processes = pair.opened.processes
     earlier = snapshot.read() if snapshot and processes.is_main else None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skillgraft.errors import InputError, did_you_mean
+from skillgraft.errors import InputError, did_you_mean, listed
 from skillgraft.live.grafted import as_numpy
 from skillgraft.opening.runtime import Runtime
 from skillgraft.regions.budgeted import ROWS, learn_within_budget
@@ -45,6 +45,7 @@ class RegionMethod:
     `most` is the largest budget that will be asked for; `start` is γ_base, which only the learned region uses. `handed_on` is
     whose keywords its options are, where they are not the search's own. `draws`: it takes a seed. `step_rows` are the rows of a
     step where it likes few; `balanced`: with as many of each class. `one_budget`: its search serves one budget alone.
+    `own_size`: it says itself how many entries there are (γ > ½), and has a start.
     """
 
     search: Callable[..., MethodResult]
@@ -53,6 +54,7 @@ class RegionMethod:
     step_rows: int | None = None
     balanced: bool = False
     one_budget: bool = False
+    own_size: bool = False
 
     def __call__(self, problem: Problem, start: Region, *, most: int, **options: Any) -> MethodResult:
         return self.search(problem, start, most=most, **options)
@@ -61,7 +63,7 @@ class RegionMethod:
     def options(self) -> list[str]:
         """The names of its options."""
         taken = inspect.signature(self.handed_on or self.search).parameters.values()
-        ours = ("most", "budget", "entries", "progress")
+        ours = ("most", "budget", "entries", "progress", "score")
         return [one.name for one in taken if one.kind is one.KEYWORD_ONLY and one.name not in ours]
 
 
@@ -101,7 +103,8 @@ def budgeted(problem: Problem, _start: Region, *, most: int, **options: Any) -> 
     """Small steps on the region itself, as large as the budget. Options are those of `learn_within_budget`."""
     result = learn_within_budget(problem, budget=most, **options)
     losses = [[step, _rounded(loss)] for step, loss in enumerate(result.losses, start=1)]
-    return MethodResult(result.ranking, facts={"losses": losses, "candidates": result.candidates})
+    looks = {"looks": [[step, most, _rounded(score)] for step, score in result.looks]} if result.looks else {}
+    return MethodResult(result.ranking, facts={"losses": losses, "candidates": result.candidates, **looks})
 
 
 def movement(problem: Problem, _start: Region, *, most: int) -> MethodResult:
@@ -147,10 +150,11 @@ def _go(problem: Problem, share: float) -> None:
             problem.write(name, torch.add(reference, change, alpha=share), low, high)
 
 
+DEFAULT, P1 = "budgeted", "learned"  # docs/faster-regions.md says why the default is not P1's own
 # A plain table: a method of one's own is one more row, added from anywhere.
 METHODS: dict[str, RegionMethod] = {
-    "learned": RegionMethod(learned, MaskPlan, draws=True),
     "budgeted": RegionMethod(budgeted, learn_within_budget, step_rows=ROWS, balanced=True, one_budget=True),
+    "learned": RegionMethod(learned, MaskPlan, draws=True, own_size=True),
     "movement": RegionMethod(movement),
     "random": RegionMethod(random, draws=True),
     "attribution": RegionMethod(attribution),
@@ -164,6 +168,9 @@ def method(name: str, options: Iterable[str] = ()) -> RegionMethod:
     known = METHODS[name].options
     for option in options:
         if option not in known:
-            hint = did_you_mean(option, known) if known else "it has no settings"
-            raise InputError(f"the method {name!r} takes no {option!r}; {hint}")
+            others = [other for other, one in METHODS.items() if option in one.options]
+            own = did_you_mean(option, known) if known else "it has no settings"
+            raise InputError(
+                f"the method {name!r} takes no {option!r}; {f'that is for {listed(others)}' if others else own}"
+            )
     return METHODS[name]

@@ -1,10 +1,11 @@
 """How a region is searched, whatever the model: `SearchPlan` says what is wanted, `search` runs the method.
 
 A budget is a density, a number of entries, or a share of tuned's score (`keep`) or of its gain over base (`keep_gain`); without
-one the method itself says how many (γ > ½). For a share the smallest graft is looked for: a method whose search serves one
-budget (budgeted) is searched again at each that is tried, up to the whole scope. A `scale` above 1 searches, and cuts, a
-multiple of tuned's change: a small region keeps the direction of a skill, but most of the distance that tuned went is outside
-it. Scale 1 is P1's graft; "auto" tries 1 to 16, and beyond while it helps, each with a search of its own.
+one the learned method says itself how many (γ > ½), and a search that serves one budget takes P1's density. For a share the
+smallest graft is looked for: a method whose search serves one budget (budgeted) is searched again at each that is tried, up to
+the whole scope. A `scale` above 1 searches, and cuts, a multiple of tuned's change: a small region keeps the direction of a
+skill, but most of the distance that tuned went is outside it. Scale 1 is P1's graft; "auto" tries 1 to 16, and beyond while it
+helps, each with a search of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Protocol, get_args
 from skillgraft.errors import InputError, did_you_mean, listed
 from skillgraft.folders.movement import check_budget, count_of
 from skillgraft.opening.runtime import MixedPrecision, Runtime
-from skillgraft.regions.methods import METHODS, MethodResult, method
+from skillgraft.regions.methods import DEFAULT, METHODS, P1, MethodResult, method
 from skillgraft.regions.problem import Problem, Reference, Start
 from skillgraft.training.snapshot import Snapshot
 from skillgraft.values.region import Region, Scope
@@ -26,14 +27,15 @@ from skillgraft.values.region import Region, Scope
 AUTO = "auto"
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0)  # that "auto" tries; then it doubles while the largest is the best
 LARGEST_SCALE = 1024.0
-FIRST = 1e-4  # of the scope: where the search for the smallest graft begins
+P1_DENSITY = 1e-4  # where the search for the smallest graft begins; what a method is given that cannot say how many
 P1_ROWS = 1024  # of one step
 BUDGETS = ("density", "entries", "keep", "keep_gain")
-NESTED, PAPER = "nested", "paper"
+NESTED, PAPER, EACH = "nested", "paper", "each"
 # What each curve over densities is, in words for whoever reads a table.
 CURVES: Mapping[str, str] = {
     NESTED: "nested budgets of one search",
     PAPER: "a search of its own from γ_base = the most moved entries of each density (P1)",
+    EACH: "a search of its own for each density",
 }
 
 
@@ -50,7 +52,7 @@ class SearchPlan:
     `checkpoint_activations` computes them again instead of keeping them.
     """
 
-    method: str = "learned"
+    method: str = DEFAULT
     density: float | None = None
     entries: int | None = None
     keep: float | None = None
@@ -103,18 +105,21 @@ class SearchPlan:
             raise InputError(f"batch_size must be 1 or more, found {self.batch_size}")
         if self.mixed_precision not in get_args(MixedPrecision):
             raise InputError(f"mixed_precision is 'no' or 'bf16', found {self.mixed_precision!r}")
-        if self.curve not in CURVES:
-            raise InputError(f"unknown curve {self.curve!r}; {did_you_mean(self.curve, CURVES)}")
-        if self.curve == PAPER and self.method != "learned":
+        if self.curve not in (NESTED, PAPER):
+            raise InputError(f"unknown curve {self.curve!r}; {did_you_mean(self.curve, (NESTED, PAPER))}")
+        if self.curve == PAPER and self.method != P1:
             raise InputError(
                 f"the paper's curve starts a learned region from each density; {self.method!r} has no start: ask for the "
-                "nested curve"
+                "method 'learned', or for the other curve"
             )
 
     @classmethod
     def of(cls, **asked: Any) -> SearchPlan:
         """A plan of its own fields; every other keyword is an option of the method."""
         own = {each.name for each in fields(cls)}
+        chosen = asked.get("method", DEFAULT)
+        if "start" in asked and chosen in METHODS and not METHODS[chosen].own_size:
+            raise InputError(f"the method {chosen!r} takes no 'start'; that is for {P1}")
         options = {name: value for name, value in asked.items() if name not in own}
         return cls(**{name: value for name, value in asked.items() if name in own}, options=options)
 
@@ -140,7 +145,16 @@ class SearchPlan:
     @property
     def is_own(self) -> bool:
         """Whether the method itself says how many entries: γ > ½ of its best step."""
+        return METHODS[self.method].own_size and self._has_no_budget
+
+    @property
+    def _has_no_budget(self) -> bool:
         return all(getattr(self, name) is None for name in BUDGETS)
+
+    @property
+    def curve_kind(self) -> str:
+        """What the points of the curve are: a search that serves one budget is made anew for each."""
+        return EACH if METHODS[self.method].one_budget else self.curve
 
     @property
     def keeps(self) -> bool:
@@ -163,6 +177,8 @@ class SearchPlan:
 
     def count(self, scope: Scope) -> int | None:
         """How many entries were asked for; None where a share is to be kept, or the method decides."""
+        if METHODS[self.method].one_budget and self._has_no_budget:
+            return count_of(scope, density=P1_DENSITY)
         if self.density is None and self.entries is None:
             return None
         return count_of(scope, density=self.density, entries=self.entries)
@@ -170,7 +186,7 @@ class SearchPlan:
     def most(self, scope: Scope) -> int:
         """The largest budget that a ranking will be asked for."""
         asked = [self.count(scope) or 1]
-        asked += [count_of(scope, density=each) for each in self.densities if self.curve == NESTED]
+        asked += [count_of(scope, density=each) for each in self.densities if self.curve_kind == NESTED]
         return max(asked)
 
 
@@ -300,6 +316,10 @@ class Searching:
 
     def _run(self, plan: SearchPlan, problem: Problem, start: Region, most: int, part: str = "") -> MethodResult:
         options = self._options(plan, problem.scale, start, part)
+        if plan.method == "budgeted" and plan.options.get("look_every"):
+            if not self.compares:
+                raise InputError("look_every compares scores: give score=, a function of the model")
+            options["score"] = lambda region: self.scorer.trial(problem, region)["merit"]
         return METHODS[plan.method](problem, start, most=most, **options)
 
     def _smallest(self, problem: Problem, start: Region, scale: float, fewer_than: int | None) -> Outcome:
@@ -309,7 +329,7 @@ class Searching:
         target, plan = self._target(), self.plan
         if most < 1:
             raise OutOfReach("a graft of one entry cannot be made smaller")
-        first = min(most, max(1, round(FIRST * size)))
+        first = min(most, max(1, round(P1_DENSITY * size)))
         tried: dict[int, MethodResult] = {}
 
         def result(entries: int) -> MethodResult:
@@ -350,13 +370,16 @@ class Searching:
         return base + self.plan.keep_gain * (tuned - base)
 
     def point(self, outcome: Outcome, density: float, start: Callable[[float], Region]) -> Region:
-        """The region of one density of the plan's curve: a prefix of the outcome's ranking, or P1's own search (fig. 2).
+        """The region of one density of the plan's curve: a prefix of the outcome's ranking, or a search of its own.
 
-        P1 starts a search from γ_base = top-s for each density s; its region has about that many entries.
+        P1 starts one from γ_base = top-s for each density s (fig. 2); its region has about that many entries.
         """
-        if self.plan.curve == PAPER:
+        if self.plan.curve_kind == PAPER:
             return self.at(outcome.scale, start(density), part="point").region
-        return outcome.found.ranking.top(count_of(outcome.problem.scope, density=density))
+        count = count_of(outcome.problem.scope, density=density)
+        if self.plan.curve_kind == EACH and count != len(outcome.region):
+            return self._run(self.plan, outcome.problem, outcome.region, count).ranking.top(count)
+        return outcome.found.ranking.top(count)
 
     def _options(self, plan: SearchPlan, scale: float, start: Region, part: str) -> dict[str, Any]:
         """The method's settings. Steps of a learned region are compared only where that decides something."""

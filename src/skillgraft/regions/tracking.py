@@ -17,6 +17,7 @@ from typing import Any
 from skillgraft.errors import InputError
 from skillgraft.folders.movement import count_of
 from skillgraft.measure.summary import summary
+from skillgraft.regions.methods import P1
 from skillgraft.regions.search import Searching, SearchPlan
 from skillgraft.regions.tuned_pair import open_pair
 from skillgraft.tasks.data import Data, TaskLike, as_task
@@ -78,14 +79,15 @@ def track(
     """P1's figure 15: the regions of one checkpoint, of several densities, put to every checkpoint of the run.
 
     `chosen` is that checkpoint's index in the list: P1 takes the one from which on training and test scores part. The
-    densities are nested budgets of one search, whose settings `asked` are fields of `SearchPlan` and the method's options.
+    densities are nested budgets of one search, whose settings `asked` are fields of `SearchPlan` and the method's options; P1's
+    method unless another is asked for.
     """
     folders, name = _folders(checkpoints, chosen), as_task(task).name
-    plan = SearchPlan.of(densities=tuple(densities), **asked).seeded(data.seed)
+    plan = SearchPlan.of(**{"method": P1, "densities": tuple(densities), **asked}).seeded(data.seed)
     with open_pair(base, folders[chosen], [task], plan=replace(plan, labels="tuned"), data=data) as pair:
         scope = pair.problem.scope
         # The ranking is asked for, not the method's own number of entries: a budget keeps steps from being compared.
-        most = replace(pair.plan, entries=pair.plan.most(scope))
+        most = replace(pair.plan, entries=max(count_of(scope, density=density) for density in densities))
         ranking = Searching(pair.problem, most, pair).best(pair.start(plan.start)).found.ranking
         regions = {density: ranking.top(count_of(scope, density=density)) for density in densities}
     stages = []
@@ -110,7 +112,7 @@ def own_regions(
 ) -> tuple[Milestone, ...]:
     """Every checkpoint's own region, and how it grows into the last one's: where a skill settles, and when."""
     folders, name = _folders(checkpoints, -1), as_task(task).name
-    plan = replace(SearchPlan.of(**asked).seeded(data.seed), labels="tuned")
+    plan = replace(SearchPlan.of(**{"method": P1, **asked}).seeded(data.seed), labels="tuned")
     found: list[tuple[str, Region, Summary]] = []
     for done, folder in enumerate(folders, start=1):
         with open_pair(base, folder, [task], plan=plan, data=data) as pair:

@@ -29,7 +29,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from skillgraft.errors import InputError, RunError
-from skillgraft.interop.lora import export_lora
+from skillgraft.interop.lora import export_lora, export_nothing
 from skillgraft.opening.source import Source
 from skillgraft.serve.answers import DONE, sse
 from skillgraft.serve.calls import ClientGone, too_late
@@ -48,7 +48,8 @@ T = TypeVar("T")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM can be started with
 _START_SECONDS = 900.0
 _SUMS_KEPT = 64
-_BASE = "base"  # what vLLM calls the base; our names never reach it
+_BASE, _NOTHING = "base", "nothing"  # what vLLM calls the base and an adapter that adds 0; our names never reach it
+_AT_ONCE = 4  # adapters in one batch
 
 
 @dataclass(eq=False)
@@ -73,7 +74,8 @@ class Vllm:
         key = secrets.token_hex(16)
         words = [
             str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", base, "--served-model-name", _BASE,
-            "--host", "127.0.0.1", "--port", str(port), "--enable-lora", "--max-lora-rank", str(rank), *options,
+            "--host", "127.0.0.1", "--port", str(port), "--enable-lora", "--max-lora-rank", str(rank),
+            "--max-loras", str(_AT_ONCE), *options,
         ]  # fmt: skip
         environment = {**os.environ, "VLLM_API_KEY": key, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
         environment.pop("PYTHONPATH", None)  # its packages are its own
@@ -82,6 +84,8 @@ class Vllm:
         vllm = cls(base, work, Upstream(port, key), process, rank)
         try:
             vllm._wait()
+            export_nothing(base, work / _NOTHING)
+            vllm._take(_NOTHING, work / _NOTHING)
         except BaseException:
             process.kill()
             raise
@@ -113,10 +117,13 @@ class Vllm:
         self._unload(name)
 
     def adapter(self, pick: Pick) -> str:
-        """vLLM's name of what answers a request; an adapter of the sum is made if there is none yet."""
+        """vLLM's name of what answers a request; an adapter of the sum is made if there is none yet.
+
+        The base answers with an adapter that adds 0: without one, a row beside others' adapters may be given theirs.
+        """
         key = tuple((held.key, scale) for held, scale in pick.terms)
         if not key:
-            return _BASE
+            return _NOTHING
         if len(key) == 1 and key[0][1] == 1.0:
             return key[0][0]
         if key not in self._sums:
@@ -138,6 +145,9 @@ class Vllm:
                 f"its exact LoRA has rank {rank}, and vLLM was started with --max-lora-rank {self.rank}: start with it in the "
                 f"folder (vLLM takes up to {RANKS[-1]}), or search it with `localize --max-rank`"
             )
+        self._take(name, folder)
+
+    def _take(self, name: str, folder: Path) -> None:
         status, body = self._tell("load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
         if status != 200:
             raise InputError(f"vLLM does not take its LoRA: {body[:300].decode('utf-8', 'replace')}")

@@ -38,6 +38,7 @@ def read_parquet(path: Path, paths: tuple[str, ...]) -> Table:
 def parquet_columns(path: Path) -> list[str]:
     """The names of a Parquet file's columns."""
     parquet = _imported("pyarrow.parquet", str(path))
+    _ordinary(path)
     with _as_data_error(str(path)):
         return list(parquet.read_schema(path).names)
 
@@ -52,6 +53,9 @@ def _ordinary(path: Path) -> None:
 def read_saved(path: Path, paths: tuple[str, ...]) -> Table:
     """A folder that `Dataset.save_to_disk` wrote."""
     datasets = _imported("datasets", str(path))
+    for item in path.rglob("*"):
+        if not item.is_dir():
+            _ordinary(item)
     with _as_data_error(str(path)):
         dataset = datasets.load_from_disk(str(path))
     return _table(dataset, paths, str(path))

@@ -86,7 +86,10 @@ class Stretch:
     def kept(self, chosen: Mask) -> Stretch:
         """The stretch with those of its sites alone at which `chosen` is true."""
         at = np.flatnonzero(chosen)  # taking by positions is several times faster than by a mask
-        where = EVERY if self.full and len(at) == len(chosen) else self.positions.take(at)
+        if self.full:
+            where: Where = EVERY if len(at) == len(chosen) else at
+        else:
+            where = self.positions.take(at)
         return Stretch(self.low, self.high, where, self.before.take(at), self.change.take(at))
 
 

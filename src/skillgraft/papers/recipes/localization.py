@@ -13,7 +13,7 @@ from typing import Any
 
 from skillgraft.papers import formulas as f
 from skillgraft.papers.profile import Profile
-from skillgraft.papers.recipe import Column, Columns, Draft, Recipe, curve, table, wanted
+from skillgraft.papers.recipe import Column, Columns, Draft, Recipe, Remark, curve, table, wanted
 from skillgraft.papers.samples import (
     DENSITY,
     START,
@@ -118,7 +118,13 @@ def _task(chosen: Sequence[str], task: str, shots: int, samples: Sequence[Sample
         for search in chosen
         for column, asked in columns(SEARCHES[search], density).items()
     }
-    return Draft(f"{called(task)}, {shots} examples per class", cells, rows_are="search, density")
+    grafts = {search: SEARCHES[search](samples[0], DENSITY) for search in chosen}
+    costs = [Remark(_cost(search), (graft.recipe,)) for search, graft in grafts.items() if graft.name == "localize"]
+    return Draft(f"{called(task)}, {shots} examples per class", cells, rows_are="search, density", remarks=tuple(costs))
+
+
+def _cost(search: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda made: f"{search}: {made['steps']} steps of at most {made['batch_size']} rows, forward and backward."
 
 
 def table2(profile: Profile) -> Sequence[Draft]:
