@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,3 +47,10 @@ def test_without_plotly(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -
     assert ended.code == 2
     assert "pip install 'skillgraft[report]'" in ended.err
     assert not Path("page.html").exists()
+
+
+def test_a_report_needs_no_torch() -> None:
+    """The extra `report` does not bring it."""
+    code = "import sys; sys.modules['torch'] = None; import skillgraft.report.page"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

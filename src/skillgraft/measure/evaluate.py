@@ -21,7 +21,7 @@ from skillgraft.folders.hub import located
 from skillgraft.folders.ledger import LEDGER
 from skillgraft.folders.weight_files import ADAPTER, has_adapters, read_json
 from skillgraft.live.bottleneck import stated_base
-from skillgraft.measure.summary import Compared, mean_summary, repaired, summary
+from skillgraft.measure.summary import Compared, mean_summary, repaired, role_of, summary
 from skillgraft.opening.runtime import Runtime
 from skillgraft.predictions.completions import side_by_side
 from skillgraft.predictions.predictions import AnyPredictions
@@ -207,12 +207,6 @@ def _of_tuned(path: str | Path) -> dict[str, str]:
 
 def _of_graft(graft: Graft) -> dict[str, str]:
     return {"role": role_of(graft), "tasks": graft.info.text("task")}
-
-
-def role_of(graft: Graft) -> str:
-    """One skill is a `graft`, several are a `sum`; `forgotten` is what takes a skill away."""
-    recipe = graft.info.get("recipe", {})
-    return "forgotten" if "forget" in recipe else "sum" if len(recipe.get("grafts", ())) > 1 else "graft"
 
 
 def _by_name(models: Mapping[str, T] | Sequence[T]) -> Mapping[str, T]:

@@ -26,6 +26,7 @@ from skillgraft.measure.intervals import (
 from skillgraft.measure.metrics import ECE_BINS, METRICS, Metric, calibration_error
 from skillgraft.predictions.completions import Completions
 from skillgraft.predictions.predictions import AnyPredictions
+from skillgraft.values.graft import Graft
 
 
 def summary(
@@ -159,3 +160,9 @@ def _given_back(models: Models, name: str, tuned: str, bootstrap: Bootstrap) -> 
     none = "tuned did no damage here"
     given = estimate(lambda n: 1 - quotient(n[1] - n[0], n[2] - n[0]), three, bootstrap=bootstrap, undefined=none)
     return {"damage": damage.as_json(), "given_back": given.as_json()}
+
+
+def role_of(graft: Graft) -> str:
+    """One skill is a `graft`, several are a `sum`; `forgotten` is what takes a skill away."""
+    recipe = graft.info.get("recipe", {})
+    return "forgotten" if "forget" in recipe else "sum" if len(recipe.get("grafts", ())) > 1 else "graft"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from skillgraft.measure.comparisons import LEAST_GAIN
-from skillgraft.measure.evaluate import role_of
+from skillgraft.measure.summary import role_of
 from skillgraft.report.artefacts import Artefact, Found, short_names
 from skillgraft.report.blocks import Block, Drawing, Grid, Text
 from skillgraft.report.json_artefacts import ROLES, Role, Scores
