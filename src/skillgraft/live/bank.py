@@ -30,7 +30,8 @@ from skillgraft.values.graft import Graft, GraftLike, graft_of, total
 
 Row = str | Mapping[str, float] | None
 Key = tuple[tuple[str, float], ...]  # digests and scales: what a row is answered with
-_SUMS_KEPT, _BATCHES_KEPT = 256, 8
+_SUMS_KEPT = 256
+_BATCHES_KEPT = 2  # a batch of 32 skills of a language model takes tens of megabytes
 
 
 @dataclass(frozen=True, eq=False)
