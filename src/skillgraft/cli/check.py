@@ -28,15 +28,16 @@ def run(
       skillgraft check BASE skill.safetensors
       skillgraft check BASE skill.safetensors --strict
     """
-    from skillgraft.folders.apply import Named, check
+    from skillgraft.folders.apply import check
+    from skillgraft.values.graft import stream_of
 
-    loaded = output.load_graft(graft)
-    report = check(base, Named(loaded, graft.name), strict=strict)
+    stream = stream_of(graft)
+    report = check(base, graft, strict=strict)
     prints = "same fingerprint" if report.same_fingerprint else "another fingerprint, but the sites are what counts"
     verdict = f"{graft} fits {base}: {report.entries:,} sites, {prints}" if report.fits else report.problem
-    lines = [verdict, *report.reach.lines(), *output.digest_lines({graft.name: loaded.digest})]
-    facts = {"base": str(base), "graft": str(graft), "digest": loaded.digest, **asdict(report)}
+    lines = [verdict, *report.reach.lines(), *output.digest_lines({graft.name: stream.digest})]
+    facts = {"base": str(base), "graft": str(graft), "digest": stream.digest, **asdict(report)}
     output.show(facts, as_json=json, lines=lines)
     if not report.fits:
-        fits_otherwise = strict and check(base, Named(loaded, graft.name)).fits
+        fits_otherwise = strict and check(base, graft).fits
         raise typer.Exit(InputError.exit_code if fits_otherwise else WrongBase.exit_code)
