@@ -120,7 +120,8 @@ def _fresh(*paths: Path) -> None:
 
 def _extract(folder: Path, tuned: str, out: str) -> None:
     stream = extracted(folder / "base", folder / tuned)
-    save_stream(stream, folder / out, pack=out == _PACKED, proved=stream.check_unchanged)
+    with stream.steady():
+        save_stream(stream, folder / out, pack=out == _PACKED, proved=stream.check_unchanged)
 
 
 def _apply(folder: Path, graft: str, *, sync: bool = True) -> None:

@@ -42,8 +42,8 @@ for model in "${models[@]}"; do
   for density in 1e-4 1e-3 1e-2; do
     cut "movement-$density" "$model" --method movement --density "$density"
   done
-  cut authors "$model" --steps 40 --batch-size 256 --init uniform
-  cut learned "$model" --steps 40 --batch-size 256 --density 1e-4
+  cut authors "$model" --method learned --steps 40 --batch-size 256 --init uniform
+  cut learned "$model" --method learned --steps 40 --batch-size 256 --density 1e-4
   cut budgeted "$model" --method budgeted --density 1e-4
 done
 

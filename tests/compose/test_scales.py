@@ -334,7 +334,10 @@ def test_combine_with_a_searched_scale(run: Run, pair: dict[str, Graft], opened:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("combine", *BOTH, "--scale", "much"), "--scale is a number or auto, found 'much'"),
+        (
+            ("combine", *BOTH, "--scale", "much"),
+            "--scale is a number or auto, or NAME=NUMBER for one graft; found 'much'",
+        ),
         (("combine", *BOTH, "--scale", "auto"), "add --base BASE and --task T for each skill"),
         (("combine", *BOTH, "--task", "films.toml"), "are for --scale auto, found --scale 1"),
         (("combine", *BOTH, "--jobs", 2), "are for --scale auto, found --scale 1"),

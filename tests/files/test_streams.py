@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +108,29 @@ def test_rules_do_not_see_windows(
         assert seeds != [int(g.stream().digest, 16) for g in given_grafts]
         return
     assert narrow == combine(given_grafts, rule=rule, **options)
+
+
+@pytest.mark.parametrize("shares", [(0.97, 0.95), (0.97, 0.4), (0.4, 0.97, 0.02), (1.0, 0.97)], ids=str)
+def test_nearly_full_windows_are_joined_in_every_form(
+    shares: tuple[float, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Windows whose sites are a mask, positions, or all of them, with each other."""
+    monkeypatch.setattr(streams, "STRETCH", 64)
+    rng, shapes = np.random.default_rng(0), {"w": (1000,)}
+    base, given_grafts = {"w": rng.standard_normal(1000).astype(np.float32)}, []
+    for share in shares:
+        sites = np.flatnonzero(rng.random(1000) < share)
+        tuned = {"w": base["w"] + rng.standard_normal(1000).astype(np.float32)}
+        region = Region(Scope.of("all", shapes), {"w": sites})
+        given_grafts.append(Graft.between(base, tuned, region, base_fingerprint="0" * 64))
+        given_grafts[-1].save(tmp_path / f"{share}.safetensors")
+    wanted = sum(g.delta("w").astype(np.float64) @ np.eye(1000)[g.region.sites["w"]] for g in given_grafts)
+    for found in (
+        Graft.collected(combined([g.stream() for g in given_grafts])),
+        combine([tmp_path / f"{share}.safetensors" for share in shares]),
+    ):
+        assert found.region == reduce(or_, (g.region for g in given_grafts))
+        np.testing.assert_allclose(found.delta("w"), wanted[found.region.sites["w"]], rtol=1e-6)
 
 
 def test_ties_trimmed_by_tensor() -> None:

@@ -32,7 +32,7 @@ def test_a_table_is_not_drawn(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_drawn_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_given: object) -> None:
+    def broken(*_given: object, **_options: object) -> None:
         raise RuntimeError("no ink\nat all")
 
     monkeypatch.setattr(figure_files, "write_figure", broken)

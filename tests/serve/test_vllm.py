@@ -132,8 +132,10 @@ def test_the_real_vllm(tmp_path: Path) -> None:
         for model in ("base", "bash", "french", "bash+0.5*french"):
             found = ask.completions.create(model=model, prompt="the cat", max_tokens=12, temperature=0)
             stream = ask.completions.create(model=model, prompt="the cat", max_tokens=12, temperature=0, stream=True)
-            (tmp_path / model).mkdir()
-            text, margins = greedy(applied(_at(url, tmp_path / "skills"), base, tmp_path / model, model), "the cat", 12)
+            (tmp_path / "on" / model).mkdir(parents=True)
+            text, margins = greedy(
+                applied(_at(url, tmp_path / "skills"), base, tmp_path / "on" / model, model), "the cat", 12
+            )
             assert found.choices[0].text == text or min(margins) < 1e-4
             assert "".join(chunk.choices[0].text for chunk in stream) == found.choices[0].text
             assert [made["name"] for made in found.skills] == [name for name in ("bash", "french") if name in model]

@@ -11,7 +11,6 @@ import typer
 from skillgraft.cli import output
 from skillgraft.cli.arguments import GraftFile, Json, Out
 from skillgraft.errors import InputError, listed
-from skillgraft.values.tails import tails_of
 
 if TYPE_CHECKING:
     from skillgraft.interop.low_rank import Adapter
@@ -62,6 +61,8 @@ def run(
       skillgraft export skill.safetensors --to patch --base BASE -o patch.safetensors
       skillgraft export skill.safetensors --to checkpoint --base BASE -o GRAFTED
     """
+    from skillgraft.values.tails import tails_of
+
     if to not in ADAPTERS and drop:
         raise InputError(f"--drop is for adapters: a {to.value} holds everything")
     if max_rank is not None and to not in (Format.lora, Format.gguf_lora):

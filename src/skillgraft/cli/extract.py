@@ -60,7 +60,7 @@ def run(
     }
     with output.progress("comparing") as progress:
         graft = extracted(base, tuned, progress=progress, **asked).with_info(command=output.command_line())
-    with output.progress("writing") as progress:
+    with output.progress("writing") as progress, graft.steady():
         written = Digest()
         save_stream(written.watching(graft), out, pack=pack, progress=progress, proved=graft.check_unchanged)
     digest = written.of(graft)

@@ -34,7 +34,7 @@ from skillgraft.values.strict_json import canonical
 # Raised for a function, by name, when the same arguments come to mean other numbers (a default of a plan, too): older
 # results are made anew.
 VERSIONS: Mapping[str, int] = MappingProxyType(
-    {"combine": 2, "forget": 2, "localize": 2, "purified": 2, "search_scale": 2, "ticket_region": 2}
+    {"combine": 2, "forget": 2, "localize": 2, "purified": 2, "search_scale": 2, "task_regions": 2, "ticket_region": 2}
 )
 # The files of a model folder, besides its numbers, that decide what it answers.
 _SMALL = (".json", ".txt", ".model", ".jinja")

@@ -232,7 +232,7 @@ def _union(here: Sequence[Stretch | None], length: int) -> Where:
         return EVERY
     if 32 * sum(map(len, present)) < length:
         return np.unique(np.concatenate([each.positions for each in present]))
-    mask = present[0].mask
+    mask = present[0].mask.copy()  # it may be the stretch's own
     for each in present[1:]:
         mask[each.where] = True
     return where_of(mask)
