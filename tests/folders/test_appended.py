@@ -25,6 +25,7 @@ from skillgraft import (
 )  # fmt: skip
 from skillgraft.errors import HeadConflict, InputError, SkillgraftError, WrongBase
 from skillgraft.folders.tokens import MOST_TOKENS, kept_as
+from skillgraft.values.graft import stream_of
 from skillgraft.values.tails import tail_name, tail_of, vocabulary_size
 from tests.completing import CHAT, chatting, write_facts
 from tests.model_folders import (
@@ -252,6 +253,7 @@ def test_inspect_says_it_in_plain_words(
     assert f"new tokens, 2: '<|im_start|>' ({first}), '<|im_end|>' ({first + 1})" in said
     assert "tokenizer: eos_token '<|im_end|>'" in said
     assert f"would append rows: 5 to embed_tokens.weight, after row {first - 1}" in said
+    assert list(stream_of(tmp_path / "g.safetensors").heads) == sorted(graft.heads)
     assert "a token that the base has" in said
 
 

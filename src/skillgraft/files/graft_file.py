@@ -191,7 +191,7 @@ def _header(file: TensorFile, scope: Scope, names: set[str], heads: set[str]) ->
         scope,
         "exact" if file.metadata["form"] == "exact" else "arithmetic",
         _scale(file.metadata["scale"]),
-        {name: _read(file, f"{name}.head") for name in heads},
+        {name: _read(file, f"{name}.head") for name in sorted(heads)},  # they are shown in this order
         _fingerprint(file.metadata["base_fingerprint"]),
         _info(file),
     )
