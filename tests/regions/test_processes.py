@@ -29,7 +29,20 @@ def test_two_processes_find_the_region_of_one(films: Films, tmp_path: Path) -> N
     """Rows are summed in another order, which moves growths by rounding alone: the best entries are far apart enough."""
     printed = {}
     for processes in (1, 2):
-        words = (*films.words, "--entries", 40, "--steps", 8, "--lr", "1e5", "--look-every", 2, "--json")
+        words = (
+            *films.words,
+            "--method",
+            "learned",
+            "--entries",
+            40,
+            "--steps",
+            8,
+            "--lr",
+            "1e5",
+            "--look-every",
+            2,
+            "--json",
+        )
         run = start(tmp_path, *words, "-o", f"p{processes}.safetensors", processes=processes)
         out, err = run.communicate(timeout=240)
         assert run.returncode == 0, err

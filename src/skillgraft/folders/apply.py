@@ -328,7 +328,7 @@ def _write(
     if not any("tokens" in layer.chat for layer in before.applied) and tokens:
         refuse_kept_names(source.path)
     skip = ["config.json", CARD, BASE_CARD, *(OWN if tokens else ())]
-    with atomic.new_folder(target, sync=sync) as folder, source.steady():
+    with atomic.new_folder(target, sync=sync) as folder:
         narrow_folder(folder, like=source.path)
         copied = copy_edited(source, folder, edit, skip=skip, progress=progress)
         after = ledger()

@@ -26,6 +26,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # what mallopt calls them
 def _keep_memory() -> None:
     """Arrays of a window are made and let go all the time; where the C library would give each back to the system, the next one's
     pages have to be made anew, which takes longer than filling them. It keeps up to 32 MB now."""
+    if os.name != "posix":  # where the program itself is no library to look into
+        return
     mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc alone
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, 32 << 20)
