@@ -100,8 +100,9 @@ def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
         b'{"model": "bash", "prompt": ""' + b"," * 3 + b"}", b'{"model": "bash", "prompt": [1], "n": 1000000}',
         b'{"model": {"$ne": 1}, "prompt": "x"}', b'{"model": "../../etc/passwd", "prompt": "x"}',
         b'{"model": "bash", "prompt": "x", "stop": [""]}', b'{"model": "bash", "prompt": "x", "__class__": 1}',
+        b'{"model": "bash", "prompt": "x", "top_p": 1' + b"0" * 400 + b"}",  # a whole number that no float holds
     ],
-    ids=range(22),
+    ids=range(23),
 )  # fmt: skip
 def test_bodies_that_are_refused(writer: Running, raw: bytes) -> None:
     answer = httpx.post(f"{writer.url}/v1/completions", content=raw, timeout=30)

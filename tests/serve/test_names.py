@@ -55,6 +55,14 @@ def test_refused_sums(text: str) -> None:
         parse(text)
 
 
+@pytest.mark.parametrize(
+    "scale", [10**400, -(10**400), 1001, float("nan"), float("inf"), True, "1", None], ids=lambda scale: str(scale)[:8]
+)
+def test_refused_scales(scale: object) -> None:
+    with pytest.raises(Refused, match="a number from -1000 to 1000"):
+        from_mapping({"a": scale})
+
+
 def test_an_unknown_name_has_the_nearest_ones() -> None:
     refused = unknown_skill("frensh", ["french", "bash", "trench"], "base")
     assert refused.status == 404

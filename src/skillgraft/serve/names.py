@@ -44,8 +44,9 @@ def from_mapping(skills: Mapping[str, object]) -> Terms:
     """The same from the body's field `skills`: name → scale."""
     found = []
     for name, scale in skills.items():
-        if isinstance(scale, bool) or not isinstance(scale, int | float):
-            raise wrong(f"skills.{name}"[:80], "a number", scale)
+        # Compared before it is a float: a whole number in a body may be larger than any.
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= MOST_SCALE:
+            raise wrong(f"skills.{name}"[:80], f"a number from {-MOST_SCALE:g} to {MOST_SCALE:g}", scale)
         found.append((_name(name, "skills"), float(scale)))
     return _checked(found, "skills")
 

@@ -8,7 +8,6 @@ that change no answer (`user`, `metadata` …) are accepted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -287,12 +286,7 @@ def _number(body: Body, key: str, default: float, low: float, high: float) -> fl
     value = body.get(key)
     if value is None:
         return default
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or not low <= value <= high
-    ):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise wrong(key, f"a number from {low:g} to {high:g}", value)
     return float(value)
 
