@@ -154,6 +154,16 @@ def test_what_has_no_weights_to_change_is_refused_by_name(kind: str, tmp_path: P
         extract(base, tmp_path / "adapter")
 
 
+def test_numbers_that_peft_cannot_work_with_are_an_error_in_words(tmp_path: Path) -> None:
+    """A whole number that no float holds, where PEFT divides."""
+    base = real_model("BertForMaskedLM", tmp_path / "base")
+    adapter(base, tmp_path / "adapter", ADAPTERS["DoRA"]())
+    settings = tmp_path / "adapter" / "adapter_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "lora_alpha": 10**400}))
+    with pytest.raises(InputError, match=r"is a LORA adapter that peft cannot merge into .*: \w+"):
+        extract(base, tmp_path / "adapter")
+
+
 def test_a_mixture_of_adapters_is_refused_by_name(tmp_path: Path) -> None:
     base = real_model("LlamaForCausalLM", tmp_path / "base")
     settings = {"peft_type": "XLORA", "task_type": "CAUSAL_LM", "hidden_size": 8, "adapters": {"0": "a", "1": "b"}}
