@@ -21,7 +21,9 @@ pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-def test_the_report_fits_a_screen_and_a_phone(terminal: Terminal, width: int) -> None:
+def test_the_report_fits_a_screen_and_a_phone(
+    terminal: Terminal, width: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Journey 8: one page; what came out stands on its first screen, and nothing runs over the edge."""
     need_browser()
     write_example(terminal.folder)
@@ -32,7 +34,7 @@ def test_the_report_fits_a_screen_and_a_phone(terminal: Terminal, width: int) ->
     )
     terminal("skillgraft evaluate BASE --task reviews.toml --tuned TUNED --graft skill.safetensors --save answers")
     terminal("skillgraft report skill.safetensors answers -o page.html")
-    with browser(terminal.folder) as chromium:
+    with browser(tmp_path_factory.mktemp("b")) as chromium:  # a short name: sockets take no long ones
         page = chromium.new_page(viewport={"width": width, "height": 800})
         page.goto((terminal.folder / "page.html").as_uri())
         page.wait_for_timeout(1500)

@@ -106,8 +106,9 @@ EXPECTED: Mapping[str, Sequence[Shape]] = {
           "re-trained, any region (D.2)", "graft, any region (D.4)", "re-trained, region fixed, 1 bit per entry")),
     ] * 2,
 }  # fmt: skip
-# The only reasons why a cell may be missing here: the tiny models learn little, and their regions have few entries.
-REASONS = ("no skill to localise", "in the region")
+# The only reasons why a cell may be missing here: the tiny models learn little, their regions have few entries, and where all
+# others are 0 (lottery tickets) too few of them matter.
+REASONS = ("no skill to localise", "in the region", "have a slope at the first step")
 
 
 def asked(studio: Path, name: str, **changes: object) -> Profile:
