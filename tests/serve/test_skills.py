@@ -157,8 +157,15 @@ def test_a_request_ends_with_the_skill_it_began_with(writer_base: Path, tmp_path
         until(lambda: not bank.names)
 
 
-def test_a_client_that_goes_away_frees_its_row(writer: Running) -> None:
+def test_a_client_that_goes_away_frees_its_row(writer: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = writer.service.engine
+    write = engine._write
+
+    def slowly() -> None:  # so that a text is still being written when its reader goes
+        time.sleep(0.02)
+        write()
+
+    monkeypatch.setattr(engine, "_write", slowly)
     with httpx.stream(
         "POST", f"{writer.url}/v1/completions",
         json={"model": "bash", "prompt": "the", "max_tokens": 240, "stream": True}, timeout=30,
