@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from skillgraft.tasks.completions import COMPLETE_KEYS
 from skillgraft.tasks.prompt import FILTERS, LIMIT
 from skillgraft.tasks.sources import READERS
@@ -37,6 +39,7 @@ def write_example(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_example_runs(tmp_path: Path) -> None:
     place = write_example(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -36,6 +36,7 @@ def started(place: Path, *words: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.long
 def test_the_python_code_runs_and_the_folder_is_as_described(tmp_path: Path) -> None:
     place = write_example(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.model_folders import same_weights
 from tests.test_docs_tasks import write_example
 
 PAGE = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     place = write_example(tmp_path)
     blocks = re.findall(r"```(sh|python)\n(.*?)```", PAGE, re.DOTALL)

@@ -113,6 +113,7 @@ def test_every_option_is_described() -> None:
     assert options - {"--json", "--out", "--help"} == described
 
 
+@pytest.mark.long
 def test_the_page_runs(tmp_path: Path) -> None:
     folder = write_example(tmp_path)
     (shell,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)

@@ -56,6 +56,7 @@ def test_halves_of_a_head_take_turns() -> None:
 
 
 @pytest.mark.model
+@pytest.mark.long
 def test_names_and_order_are_those_of_a_published_file() -> None:
     """SmolLM2 as llama.cpp converted it, and the same model as transformers reads it back from there."""
     from importlib.util import find_spec

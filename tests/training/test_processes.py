@@ -131,6 +131,7 @@ def _send(index: int, folder: str) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.long
 def test_what_the_main_process_has_reaches_the_others(tmp_path: Path) -> None:
     spawn(_send, (str(tmp_path),), nprocs=2)
     for index in (0, 1):
