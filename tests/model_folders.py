@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from skillgraft.files import tensors as tensor_file
-from skillgraft.folders.apply import Named
 from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.given import Named
 from skillgraft.values.numbers import BFLOAT16, Array, same_bits
 
 FORMATS: dict[str, np.dtype[Any]] = {

@@ -20,8 +20,9 @@ from skillgraft.compose.rules import combined
 from skillgraft.errors import RunError, SkillgraftError
 from skillgraft.files import graft_file, system
 from skillgraft.files.graft_stream import open_stream, save_stream
-from skillgraft.folders.apply import Named, apply
+from skillgraft.folders.apply import apply
 from skillgraft.folders.extract import extract, extracted
+from skillgraft.folders.given import Named
 from skillgraft.values import stream as streams
 
 from .model_folders import body, content, moved, numbers, write_folder

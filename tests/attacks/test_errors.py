@@ -13,9 +13,10 @@ from skillgraft.errors import DataError, FormatError, InputError, SkillgraftErro
 from skillgraft.files import tensors as tensor_file
 from skillgraft.files.gguf_header import check_gguf
 from skillgraft.files.tensors import Entry, header_bytes
-from skillgraft.folders.apply import Named, apply, remove
+from skillgraft.folders.apply import apply, remove
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import extract
+from skillgraft.folders.given import Named
 from skillgraft.report.artefacts import find
 from skillgraft.tasks.section import Section
 from skillgraft.tasks.sources import read_table

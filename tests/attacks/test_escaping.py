@@ -10,8 +10,9 @@ import pytest
 
 from skillgraft.cli.main import main
 from skillgraft.files import graft_file
-from skillgraft.folders.apply import Named, apply
+from skillgraft.folders.apply import apply
 from skillgraft.folders.extract import extract
+from skillgraft.folders.given import Named
 from skillgraft.report.sheet import Cell, Result, Sheet, markdown
 from skillgraft.values import escaping, permitted
 from tests.attacks.hostile import graft_of_nothing, with_power

@@ -9,8 +9,9 @@ import pytest
 
 from skillgraft.files import tensors as tensor_file
 from skillgraft.files.tensors import TensorFile, header_bytes
-from skillgraft.folders.apply import Named, apply, remove
+from skillgraft.folders.apply import apply, remove
 from skillgraft.folders.extract import extract
+from skillgraft.folders.given import Named
 from tests.model_folders import body, content, moved, numbers, write_folder
 
 

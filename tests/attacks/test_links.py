@@ -9,9 +9,10 @@ import pytest
 from skillgraft.compose.store import LOCK, writing
 from skillgraft.errors import InputError, RunError
 from skillgraft.files import atomic
-from skillgraft.folders.apply import Named, apply
+from skillgraft.folders.apply import apply
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import extract
+from skillgraft.folders.given import Named
 from tests.model_folders import body, moved, same_weights, write_folder, write_pair
 
 

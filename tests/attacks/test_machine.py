@@ -15,8 +15,9 @@ from skillgraft.files import atomic, graft_file, system
 from skillgraft.files import tensors as tensor_file
 from skillgraft.files.atomic import _to_disk
 from skillgraft.files.tensors import TensorFile
-from skillgraft.folders.apply import Named, apply
+from skillgraft.folders.apply import apply
 from skillgraft.folders.extract import extract
+from skillgraft.folders.given import Named
 from skillgraft.values.numbers import same_bits
 from tests.model_folders import body, moved, numbers, write_folder, write_pair
 

@@ -9,9 +9,10 @@ import pytest
 
 from skillgraft.errors import InputError, SkillgraftError
 from skillgraft.folders import apply as folders_apply
-from skillgraft.folders.apply import Named, apply, check, remove
+from skillgraft.folders.apply import apply, check, remove
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import extract
+from skillgraft.folders.given import Named
 from skillgraft.folders.reach import refuse_what_cannot_be_undone
 from skillgraft.values import permitted
 from tests.attacks.hostile import graft_of_nothing, with_power

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from skillgraft.errors import FormatError, SkillgraftError
-from skillgraft.folders.apply import Named, apply, remove
+from skillgraft.folders.apply import apply, remove
 from skillgraft.folders.extract import extract
+from skillgraft.folders.given import Named
 from skillgraft.papers.run import KINDS, PARTS
 from tests.fuzz.room import home, talking
 from tests.model_folders import body, moved, write_pair

@@ -9,9 +9,10 @@ import pytest
 
 from skillgraft.errors import InputError
 from skillgraft.files import graft_file, tensors
-from skillgraft.folders.apply import Named, apply, check, remove
+from skillgraft.folders.apply import apply, check, remove
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import extract
+from skillgraft.folders.given import Named
 from skillgraft.folders.ledger import Ledger
 from skillgraft.values.graft import total
 from skillgraft.values.numbers import same_bits

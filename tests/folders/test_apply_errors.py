@@ -10,8 +10,9 @@ import pytest
 
 from skillgraft.errors import AlreadyApplied, FormatError, HeadConflict, InputError, NotApplied, Overlap, WrongBase
 from skillgraft.files import tensors as tensor_file
-from skillgraft.folders.apply import Named, apply, remove
+from skillgraft.folders.apply import apply, remove
 from skillgraft.folders.extract import extract
+from skillgraft.folders.given import Named
 from skillgraft.values.graft import Graft
 from skillgraft.values.numbers import BFLOAT16
 from skillgraft.values.region import Region

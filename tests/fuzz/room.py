@@ -19,8 +19,8 @@ import numpy as np
 
 from skillgraft.files import graft_file
 from skillgraft.folders import rewrite
-from skillgraft.folders.apply import Named
 from skillgraft.folders.extract import extract
+from skillgraft.folders.given import Named
 from tests.model_folders import EMBEDDING, body, content, moved, write_folder
 
 # What makes the base's tensors a model that loads: some adapters are read by loading it.

@@ -17,9 +17,10 @@ from skillgraft.compose.store import ContinualStore
 from skillgraft.errors import InputError, SkillgraftError
 from skillgraft.files import graft_file
 from skillgraft.files.gguf_header import check_gguf
-from skillgraft.folders.apply import Named, apply, check, remove
+from skillgraft.folders.apply import apply, check, remove
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import extract
+from skillgraft.folders.given import Named
 from skillgraft.folders.ledger import Ledger
 from skillgraft.folders.reach import in_words
 from skillgraft.report.artefacts import find

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from skillgraft.errors import WrongBase
 from skillgraft.files import tensors as tensor_file
-from skillgraft.folders.apply import Named, apply, remove
+from skillgraft.folders.apply import apply, remove
 from skillgraft.folders.checkpoint import Checkpoint
 from skillgraft.folders.extract import extract
+from skillgraft.folders.given import Named
 from skillgraft.values.numbers import Array, same_bits
 
 from ..strategies import FORMATS, arrays, examples

@@ -33,7 +33,8 @@ def run(
       skillgraft apply BASE a.safetensors b.safetensors --scale 0.5 -o BOTH
       skillgraft apply BASE films=a.safetensors news=b.safetensors --scale films=0.5 --scale news=-1 -o CHANGED
     """
-    from skillgraft.folders.apply import Named, apply
+    from skillgraft.folders.apply import apply
+    from skillgraft.folders.given import Named
 
     given = [naming.named(each) for each in grafts]
     factors = naming.each_scaled(given, scale or [])

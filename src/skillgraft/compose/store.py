@@ -23,8 +23,9 @@ from typing import Any
 from skillgraft.errors import FormatError, InputError, RunError, WrongBase, did_you_mean, listed
 from skillgraft.files import atomic, graft_file, system
 from skillgraft.files.regular import CONFIG_BYTES, open_lock, read_text
-from skillgraft.folders.apply import Named, WrittenFolder, apply
+from skillgraft.folders.apply import WrittenFolder, apply
 from skillgraft.folders.checkpoint import Checkpoint
+from skillgraft.folders.given import Named
 from skillgraft.values import strict_json
 from skillgraft.values.graft import Graft, total
 

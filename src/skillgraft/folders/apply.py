@@ -15,22 +15,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from skillgraft.errors import FormatError, InputError, NotApplied, Overlap, WrongBase, listed
 from skillgraft.files import atomic
 from skillgraft.folders.beside import narrow_folder
 from skillgraft.folders.chat import agreed_chat, write_chat
-from skillgraft.folders.checkpoint import Checkpoint, ShortenedTensors, Tensors, renamed
+from skillgraft.folders.checkpoint import Checkpoint, renamed
 from skillgraft.folders.fits import (
     check_comparable,
     check_fits,
     check_not_on,
     differ_at,
     differing,
-    own_shape,
     raise_misfit,
 )
+from skillgraft.folders.given import GivenGraft, Named, as_given, based, own_tensors, scaled_grafts
 from skillgraft.folders.ledger import (
     BASE_CARD,
     CARD,
@@ -52,66 +52,10 @@ from skillgraft.folders.weight_files import refuse_adapters
 from skillgraft.values.graft import Graft, GraftLike, heads_alone, stream_of, total
 from skillgraft.values.info import versions
 from skillgraft.values.joining import share_entries, summed
-from skillgraft.values.naming import Scales, called, scales_of
+from skillgraft.values.naming import Scales
 from skillgraft.values.numbers import Array
 from skillgraft.values.stream import Digest, GraftStream, Stretch
 from skillgraft.values.tails import tail_of, tails_of
-
-G = TypeVar("G", bound=GraftLike)
-
-
-@dataclass(frozen=True)
-class Named(Generic[G]):
-    """A graft and what to call it in messages and in the ledger, where that is not its file's own name."""
-
-    graft: G
-    file: str
-
-
-@dataclass(frozen=True)
-class _Given:
-    """A graft as it is read, what it is called, which of those that are given it is, and how much of it is put on."""
-
-    graft: GraftStream
-    file: str
-    place: int = 0
-    proved: bool = False
-    scale: float = 1.0
-
-    @property
-    def scaled(self) -> GraftStream:
-        return self.scale * self.graft
-
-
-def _named(grafts: Sequence[GraftLike | Named[Any]], verb: str) -> list[_Given]:
-    """Grafts with what their files are called; one that has no file is called after its task or its tuned model."""
-    if not grafts:
-        raise InputError(f"{verb} needs at least one graft, found none")
-    return [
-        _Given(stream_of(each.graft), each.file, place)
-        if isinstance(each, Named)
-        else _Given(stream_of(each), called(each), place)
-        for place, each in enumerate(grafts)
-    ]
-
-
-def _based(grafts: Sequence[_Given], source: Checkpoint, ledger: Ledger) -> list[_Given]:
-    """The grafts, packed ones with the model's numbers."""
-    own = _own(source, ledger)
-    return [replace(named, graft=named.graft.based(own), proved=named.graft.packed) for named in grafts]
-
-
-def _own(source: Checkpoint, ledger: Ledger) -> Tensors:
-    """The model's tensors without rows that applied grafts appended."""
-    grown = {tail.tensor for head in ledger.heads if (tail := tail_of(head))} & source.shapes.keys()
-    shapes = {name: shape for name in grown if (shape := own_shape(source, ledger, name))}
-    return ShortenedTensors(source, {**source.shapes, **shapes}) if grown else source
-
-
-def _scaled(grafts: Sequence[_Given], scale: Scales) -> list[_Given]:
-    """The grafts with the scale of each."""
-    factors = scales_of([named.file for named in grafts], scale)
-    return [replace(named, scale=factor) for named, factor in zip(grafts, factors, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -143,13 +87,13 @@ def check(base: str | Path, *grafts: GraftLike | Named[Any], strict: bool = Fals
 
     Several are checked as `apply` would put them on: together. `strict` wants a graft that changes nothing but its sites.
     """
-    given = _named(grafts, "check")
+    given = as_given(grafts, "check")
     packed = [named.graft for named in given if named.graft.packed]
     source = Checkpoint.open(base)
     ledger = Ledger.of(source)
     problem = ""
     try:
-        given = _based(given, source, ledger)
+        given = based(given, source, ledger)
         for named in given:
             check_not_on(source, named.graft, ledger, file=named.file)
             check_fits(source, named.graft, ledger, file=named.file)
@@ -185,13 +129,13 @@ def apply(
     the disk before it gets its name.
     """
     chosen = None if head is None else stream_of(head)
-    given = _scaled(_named(grafts, "apply"), scale)
+    given = scaled_grafts(as_given(grafts, "apply"), scale)
     return _apply(base, given, Path(out), head=chosen, sync=sync, progress=progress)
 
 
 def _apply(
     base: str | Path,
-    grafts: Sequence[_Given],
+    grafts: Sequence[GivenGraft],
     out: Path,
     *,
     head: GraftStream | None,
@@ -200,7 +144,7 @@ def _apply(
 ) -> WrittenFolder:
     source = _open_for(base, out)
     before = Ledger.of(source)
-    grafts = _based(grafts, source, before)
+    grafts = based(grafts, source, before)
     deciding = [named.graft for named in grafts] if head is None else [_head_of(grafts, head)]
     whole = _frame([named.scaled for named in grafts], head)
     for named in grafts:
@@ -258,7 +202,7 @@ def _frame(grafts: Sequence[GraftStream], head: GraftStream | None = None) -> Gr
     return total([heads_alone(graft) for graft in grafts], head=None if head is None else heads_alone(head))
 
 
-def _proved(source: Checkpoint, named: _Given, ledger: Ledger) -> GraftStream:
+def _proved(source: Checkpoint, named: GivenGraft, ledger: Ledger) -> GraftStream:
     """The graft, each stretch of which is compared with the model as it is read. A packed one proves itself, by its digests."""
     if named.proved:
         return named.graft
@@ -276,7 +220,7 @@ def remove(
     folder: str | Path, *grafts: GraftLike | Named[Any], out: str | Path, sync: bool = True, progress: Progress = silent
 ) -> WrittenFolder:
     """Write a copy of a grafted folder without these grafts: the saved old numbers go back, nothing is subtracted."""
-    given = {named.graft.digest: named for named in _named(grafts, "remove")}
+    given = {named.graft.digest: named for named in as_given(grafts, "remove")}
     source = _open_for(folder, Path(out))
     before = Ledger.of(source)
     for digest, named in given.items():
@@ -356,7 +300,7 @@ def _read_back(folder: Path, edit: Edit, after: Ledger) -> None:
         )
 
 
-def _sum_on(layer: Layer, given: Mapping[str, _Given], source: Checkpoint) -> GraftStream:
+def _sum_on(layer: Layer, given: Mapping[str, GivenGraft], source: Checkpoint) -> GraftStream:
     """What this layer wrote; that it still stands there is proved as it is read."""
     absent = [member.file for member in layer.members if member.digest not in given]
     files = listed([member.file for member in layer.members])
@@ -371,7 +315,7 @@ def _sum_on(layer: Layer, given: Mapping[str, _Given], source: Checkpoint) -> Gr
             f"{listed(packed)} is packed, and came on {source.path} scaled or as a part of a sum: the base's numbers cannot "
             "be told from these; unpack it with `skillgraft combine G --base BASE -o OUT` and take that off"
         )
-    own = _own(source, Ledger.of(source))
+    own = own_tensors(source, Ledger.of(source))
     grafts = [given[member.digest].graft.based(own, "after") for member in layer.members]
     on = summed([member.scale * graft.without_heads() for member, graft in zip(layer.members, grafts, strict=True)])
     for name in on.counts:
@@ -390,7 +334,7 @@ def _sum_on(layer: Layer, given: Mapping[str, _Given], source: Checkpoint) -> Gr
     return replace(on, stretches=proved)
 
 
-def _head_of(grafts: Sequence[_Given], head: GraftStream) -> GraftStream:
+def _head_of(grafts: Sequence[GivenGraft], head: GraftStream) -> GraftStream:
     """The one of the grafts whose head was chosen."""
     found = next((named.graft for named in grafts if named.graft.digest == head.digest), None)
     if found is None:
@@ -400,9 +344,9 @@ def _head_of(grafts: Sequence[_Given], head: GraftStream) -> GraftStream:
     return found
 
 
-def _overlapping(grafts: Sequence[_Given]) -> list[list[_Given]]:
+def _overlapping(grafts: Sequence[GivenGraft]) -> list[list[GivenGraft]]:
     """Grafts in groups that share no entry with each other."""
-    groups: list[list[_Given]] = []
+    groups: list[list[GivenGraft]] = []
     for named in grafts:
         touching = [g for g in groups if any(share_entries(named.graft, other.graft) for other in g)]
         merged = [other for group in touching for other in group] + [named]
@@ -417,7 +361,7 @@ def _agreed_prefix(grafts: Sequence[GraftStream]) -> str | None:
 
 
 def _layers(
-    groups: Sequence[Sequence[_Given]],
+    groups: Sequence[Sequence[GivenGraft]],
     whole: Graft,
     before: Ledger,
     deciding: Sequence[GraftStream],
@@ -442,7 +386,7 @@ def _edited_names(
 
 
 def _layer(
-    group: Sequence[_Given],
+    group: Sequence[GivenGraft],
     whole: Graft,
     before: Ledger,
     deciding: Sequence[GraftStream],
